@@ -1,0 +1,35 @@
+"""Errors that the core raises. Each says what was wrong, what the limit is, and what to do."""
+
+from __future__ import annotations
+
+
+class WaveppError(Exception):
+    """Base of all errors of this project."""
+
+
+class InvalidInputError(WaveppError):
+    """What a caller gave is outside the contract. The message names the limit."""
+
+
+class InvariantError(WaveppError):
+    """A rule that must always hold does not: a fault in this program, never in its input."""
+
+
+class DoubleReleaseError(WaveppError):
+    """A receipt was used twice, or never came from here."""
+
+
+class TransitionError(WaveppError):
+    """An event that is impossible in the present state; carries the object's story (its last events)."""
+
+    def __init__(self, what: str, state: str, event: str, story: tuple[str, ...] = ()) -> None:
+        told = " <- ".join(reversed(story)) if story else "(none)"
+        super().__init__(f"{what}: event {event!r} is impossible in state {state!r}; last events: {told}")
+        self.what = what
+        self.state = state
+        self.event = event
+        self.story = story
+
+
+class PeerProtocolError(WaveppError):
+    """The other side broke the protocol. The link or stream to it is torn down; we did nothing wrong."""
