@@ -320,7 +320,10 @@ class Decisions(_message.Message):
 
     BATCH_FIELD_NUMBER: _builtins.int
     DECISIONS_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
     batch: _builtins.int
+    answered: _builtins.bool
+    """Every stage has answered: refusals are all told, the rest only waits for the ledger. The next batch may come."""
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]: ...
     def __init__(
@@ -328,10 +331,11 @@ class Decisions(_message.Message):
         *,
         batch: _builtins.int = ...,
         decisions: _abc.Iterable[Global___Decision] | None = ...,
+        answered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "decisions", b"decisions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "batch", b"batch", "decisions", b"decisions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
