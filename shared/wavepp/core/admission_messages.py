@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wavepp.core.endpoint import ReuseExplanation
-from wavepp.core.ids import GrantId, PipelineEpoch, RoundId, StageIndex
+from wavepp.core.hints import ChangeKind
+from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, RoundId, StageIndex
 from wavepp.core.stage_messages import Answer, PrepareGrant
 
-# ---- events -------------------------------------------------------------------------------------------------------
+# ---- events ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +113,12 @@ class StageDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class CacheChanged:
-    """Numbered changes of a stage's cache: (kind, key) with kind one of `ChangeKind`'s values."""
+    """Changes of a stage's cache, numbered from `first` on within one incarnation."""
 
     stage: StageIndex
     incarnation: str
     first: int
-    changes: tuple[object, ...]
+    changes: tuple[tuple[ChangeKind, PrefixKey], ...]
     gap: bool
 
 
@@ -149,7 +150,7 @@ Event = (
     | CacheDumped
 )
 
-# ---- instructions -------------------------------------------------------------------------------------------------
+# ---- instructions ----
 
 
 @dataclass(frozen=True, slots=True)

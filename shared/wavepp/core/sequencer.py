@@ -125,7 +125,7 @@ class Sequencer:
             self.validate()
         return out
 
-    # ---- admission ------------------------------------------------------------------------------------------------
+    # ---- admission ----
 
     def _prepare(self, event: PrepareArrived) -> tuple[tuple[GrantId, Answer], ...]:
         if event.epoch != self.epoch:
@@ -146,9 +146,7 @@ class Sequencer:
             return Prepared(known.endpoint_tokens, known.snapshots)
         if self.grants.ended(wanted.grant) or epoch_of(wanted.grant) != self.epoch:
             return Refused("ended")
-        window = KeyWindow(
-            wanted.first_block, wanted.keys, PrefixKey(wanted.key_before) if wanted.key_before else None
-        )
+        window = KeyWindow(wanted.first_block, wanted.keys, PrefixKey(wanted.key_before) if wanted.key_before else None)
         answer = self.cache.prepare(wanted.grant, window, wanted.endpoint_tokens, wanted.total_tokens)
         if isinstance(answer, Prepared):
             record = StageGrant(
@@ -190,7 +188,7 @@ class Sequencer:
             if record.state is GrantState.PREPARED and record.grant not in known:
                 self._end(record.grant, GrantEvent.ABORT)
 
-    # ---- the end of grants ------------------------------------------------------------------------------------------
+    # ---- the end of grants ----
 
     def _end(self, grant: GrantId, event: GrantEvent) -> None:
         record = self.grants.get(grant)
@@ -218,7 +216,7 @@ class Sequencer:
             out.append(TellFenced(epoch))
         self._epoch_unacked = True
 
-    # ---- waves ----------------------------------------------------------------------------------------------------
+    # ---- waves ----
 
     def _enqueue(self, wave: WaveArrived) -> None:
         if wave.epoch < self.epoch or self._silenced:
@@ -284,13 +282,25 @@ class Sequencer:
         record = self.grants.get(chunk.grant)
         if record is None:
             raise InvariantError(f"chunk of grant {chunk.grant} passed its checks, but the grant is gone")
+        recurrent = self.cache.shape.recurrent
+        restore_slot = None
         if record.apply(GrantEvent.CHUNK) is GrantAction.COMMIT:
             self.cache.commit(chunk.grant)
+            restore_slot = self.cache.restore_slot(chunk.grant) if recurrent else None
         end = chunk.start + chunk.length
         table = self.cache.materialise(chunk.grant, end)
         record.position = end
         return JobChunk(
-            chunk.grant, chunk.start, chunk.length, table, row, chunk.last and self._last, record.context
+            grant=chunk.grant,
+            start=chunk.start,
+            length=chunk.length,
+            table=table,
+            row=row,
+            sample=chunk.last and self._last,
+            restore_slot=restore_slot,
+            state_slot=self.cache.state_slot(chunk.grant) if recurrent else None,
+            snapshot_slot=self.cache.materialise_snapshot(chunk.grant, end) if recurrent and chunk.snapshot else None,
+            context=record.context,
         )
 
     def _job_done(self, done: JobDone, out: list[Instruction]) -> None:
@@ -317,9 +327,7 @@ class Sequencer:
             out.append(ReportWave(wave.epoch, wave.wave, failed, steps, done.samples))
         else:
             out.append(
-                SendWave(
-                    wave.epoch, wave.wave, survivors, failed, wave.ended, steps, wave.issued_ns, done.output
-                )
+                SendWave(wave.epoch, wave.wave, survivors, failed, wave.ended, steps, wave.issued_ns, done.output)
             )
 
     def _fail(self, grant: GrantId, reason: str) -> None:
@@ -337,14 +345,16 @@ class Sequencer:
         if last > first:
             keys = record.keys_between(first, last, chunk.keys)
             if len(keys) // KEY_BYTES != last - first:
-                record.failure = f"{len(keys) // KEY_BYTES} keys came for the {last - first} blocks that end at token {end}"
+                record.failure = (
+                    f"{len(keys) // KEY_BYTES} keys came for the {last - first} blocks that end at token {end}"
+                )
                 return
             self.cache.attach(chunk.grant, last * self._block_tokens, keys, first)
             record.attached_tokens = last * self._block_tokens
         if chunk.snapshot and self.cache.shape.recurrent:
             self.cache.attach_snapshot(chunk.grant, end)
 
-    # ---- after every event ------------------------------------------------------------------------------------------
+    # ---- after every event ----
 
     def _settle(self, out: list[Instruction]) -> None:
         if self._epoch_unacked and self._links_ready and not any(r.wave.epoch < self.epoch for r in self._running):

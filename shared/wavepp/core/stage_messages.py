@@ -8,7 +8,7 @@ from wavepp.core.frames import FailedGrant, FrameChunk, StepTime
 from wavepp.core.ids import BlockId, GrantId, PipelineEpoch, RoundId, WaveId
 from wavepp.core.stage_cache import Missing, NeedKeys, Never, Prepared, Room
 
-# ---- events -------------------------------------------------------------------------------------------------------
+# ---- events ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ Event = (
     | LeaseLost
 )
 
-# ---- answers ------------------------------------------------------------------------------------------------------
+# ---- answers ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +134,17 @@ class Refused:
 
 Answer = Prepared | NeedKeys | Missing | Never | Refused
 
-# ---- instructions -------------------------------------------------------------------------------------------------
+# ---- instructions ----
 
 
 @dataclass(frozen=True, slots=True)
 class JobChunk:
-    """One chunk of a frozen job: `table` covers [0, start + length), `row` is its first row in the payload."""
+    """One chunk of a frozen job.
+
+    `table` covers [0, start + length); `row` is its first row in the payload. `sample`: choose a token after it. The
+    slots are those of stages with recurrent layers: the snapshot to start from (on a grant's first chunk), the working
+    state, and where to keep the state after the chunk.
+    """
 
     grant: GrantId
     start: int
@@ -147,6 +152,9 @@ class JobChunk:
     table: tuple[BlockId, ...]
     row: int
     sample: bool
+    restore_slot: int | None
+    state_slot: int | None
+    snapshot_slot: int | None
     context: object
 
 
@@ -232,13 +240,5 @@ class ReportRoom:
 
 
 Instruction = (
-    RunJob
-    | SendWave
-    | ReportWave
-    | ReportStep
-    | AnswerPrepare
-    | AnswerLower
-    | AckEpoch
-    | TellFenced
-    | ReportRoom
+    RunJob | SendWave | ReportWave | ReportStep | AnswerPrepare | AnswerLower | AckEpoch | TellFenced | ReportRoom
 )

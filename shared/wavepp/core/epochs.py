@@ -1,0 +1,208 @@
+"""When the pipeline's epoch must move, and when all stages hold the new one.
+
+    GATHERING --every stage's control stream is up--> RAISING --etcd has the new epoch--> ANNOUNCED --all acked--> READY
+        ^___________________________ a stage went, a link broke, a wave was lost ____________________________/
+
+The router raises the epoch and tells every stage. A stage acknowledges when nothing older runs, is queued or holds
+anything there, and its link to the next stage is up. Only after all acknowledgements may grants be made again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
+
+
+@dataclass(frozen=True, slots=True)
+class StageUp:
+    """The control stream to a stage is up."""
+
+    stage: StageIndex
+    incarnation: Incarnation
+    link_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageDown:
+    """The control stream to a stage broke, or the stage's registration is gone."""
+
+    stage: StageIndex
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBroken:
+    """A stage says that a link of this epoch broke."""
+
+    stage: StageIndex
+    epoch: PipelineEpoch
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """etcd holds the new epoch."""
+
+    epoch: PipelineEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """A stage holds the epoch."""
+
+    stage: StageIndex
+    epoch: PipelineEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """Something took too long: the acknowledgements of this epoch, or a wave of it."""
+
+    epoch: PipelineEpoch
+    reason: str
+
+
+Event = StageUp | StageDown | LinkBroken | Raised | Acked | Stalled
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseEpoch:
+    """Raise the epoch in etcd, then give `Raised`. `tries`: how often it was raised since the pipeline last worked."""
+
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell a stage the epoch and its neighbours. Empty strings: there is no such neighbour."""
+
+    stage: StageIndex
+    epoch: PipelineEpoch
+    next_link_address: str
+    next_incarnation: str
+    previous_incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """What was sent before does not count any more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Every stage holds the epoch."""
+
+    epoch: PipelineEpoch
+
+
+Instruction = RaiseEpoch | Announce | Broken | Ready
+
+
+class Phase(Enum):
+    """Where the pipeline is."""
+
+    GATHERING = "waiting for stages"
+    RAISING = "raising the epoch"
+    ANNOUNCED = "waiting for acknowledgements"
+    READY = "serving"
+
+
+class EpochKeeper:
+    """Decides about the epoch of one pipeline. Owned by the router that leads."""
+
+    def __init__(self, stages: int) -> None:
+        self.phase = Phase.GATHERING
+        self.epoch = PipelineEpoch(0)
+        self.reason = "waiting for all stages"
+        self.raised = 0
+        self._stages = stages
+        self._up: dict[StageIndex, StageUp] = {}
+        self._waiting_for: set[StageIndex] = set()
+        self._again = False
+        self._tries = 0
+
+    @property
+    def missing(self) -> tuple[StageIndex, ...]:
+        """Stages without a control stream."""
+        return tuple(StageIndex(i) for i in range(self._stages) if StageIndex(i) not in self._up)
+
+    @property
+    def waiting_for(self) -> frozenset[StageIndex]:
+        """Stages that have not acknowledged the epoch."""
+        return frozenset(self._waiting_for)
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Apply one event."""
+        match event:
+            case StageUp():
+                self._up[event.stage] = event
+                return self._restart(f"stage {event.stage} connected")
+            case StageDown():
+                if event.stage not in self._up:
+                    return []
+                del self._up[event.stage]
+                return self._restart(f"stage {event.stage}: {event.reason}")
+            case LinkBroken() | Stalled():
+                if event.epoch != self.epoch or self.phase not in (Phase.ANNOUNCED, Phase.READY):
+                    return []
+                who = f"stage {event.stage}: " if isinstance(event, LinkBroken) else ""
+                return self._restart(f"{who}{event.reason}")
+            case Raised():
+                return self._announce(event.epoch)
+            case Acked():
+                return self._acked(event)
+
+    def _restart(self, reason: str) -> list[Instruction]:
+        out: list[Instruction] = []
+        self.reason = reason
+        if self.phase in (Phase.ANNOUNCED, Phase.READY):
+            out.append(Broken(reason))
+        if self.phase is Phase.RAISING:
+            # One raise at a time; when it is through, everything is looked at anew.
+            self._again = True
+            return out
+        return [*out, *self._raise()]
+
+    def _raise(self) -> list[Instruction]:
+        self._waiting_for.clear()
+        if self.missing:
+            self.phase = Phase.GATHERING
+            return []
+        self.phase = Phase.RAISING
+        self._again = False
+        self._tries += 1
+        return [RaiseEpoch(self._tries)]
+
+    def _announce(self, epoch: PipelineEpoch) -> list[Instruction]:
+        self.epoch = epoch
+        self.raised += 1
+        if self._again or self.missing:
+            return self._raise()
+        self.phase = Phase.ANNOUNCED
+        self._waiting_for = set(self._up)
+        return [self._announcement(stage) for stage in sorted(self._up)]
+
+    def _announcement(self, stage: StageIndex) -> Announce:
+        after = self._up.get(StageIndex(stage + 1))
+        before = self._up.get(StageIndex(stage - 1))
+        return Announce(
+            stage=stage,
+            epoch=self.epoch,
+            next_link_address=after.link_address if after else "",
+            next_incarnation=after.incarnation if after else "",
+            previous_incarnation=before.incarnation if before else "",
+        )
+
+    def _acked(self, event: Acked) -> list[Instruction]:
+        if self.phase is not Phase.ANNOUNCED or event.epoch != self.epoch:
+            return []
+        self._waiting_for.discard(event.stage)
+        if self._waiting_for:
+            return []
+        self.phase = Phase.READY
+        self._tries = 0
+        return [Ready(self.epoch)]
