@@ -74,6 +74,8 @@ class _Asked:
     phase: Phase = Phase.PREPARING
     answers: dict[StageIndex, tuple[Answer, int]] = field(default_factory=dict)
     waiting_for: set[StageIndex] = field(default_factory=set)
+    not_held_by: set[StageIndex] = field(default_factory=set)
+    """Stages that refused the Prepare. A stage that could not step down still holds what it prepared."""
     granted: Granted | None = None
 
 
@@ -164,6 +166,10 @@ class Admission:
                 self._ledger.load(event.records)
             case StageConnected():
                 self._connected.add(event.stage)
+                # What fell away while the stream was being opened: nobody has told the stage yet.
+                gone = tuple(event.told - self._ledger.grants)
+                if gone:
+                    out.append(SendAbort(event.stage, gone))
                 if self._sync.connected(event.stage, event.incarnation, event.next_change):
                     out.append(AskDump(event.stage))
             case StageDisconnected():
@@ -240,6 +246,8 @@ class Admission:
                 ask_again.append(self._question(asked, event.stage, with_all_keys=True))
                 continue
             asked.answers[event.stage] = (answer, room_number)
+            if not event.lowered and not isinstance(answer, Prepared):
+                asked.not_held_by.add(event.stage)
             asked.waiting_for.discard(event.stage)
             if isinstance(answer, Prepared) and not self._recurrent[event.stage]:
                 held = answer.endpoint_tokens // self._block_tokens
@@ -326,9 +334,8 @@ class Admission:
             asked = current.asked[grant]
             asked.phase = Phase.TOLD
             for stage in self._stages:
-                # No answer yet: it may be prepared there by the time that the abort arrives.
-                answer = asked.answers.get(stage)
-                if answer is None or isinstance(answer[0], Prepared):
+                # Where no answer has come, it may be prepared by the time that the abort arrives.
+                if stage not in asked.not_held_by:
                     abort.setdefault(stage, []).append(grant)
             asked.waiting_for.clear()
             self._forget(grant)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wavepp.core.changes import CacheChange
 from wavepp.core.endpoint import ReuseExplanation
-from wavepp.core.hints import ChangeKind
-from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, RoundId, StageIndex
+from wavepp.core.ids import GrantId, PipelineEpoch, RoundId, StageIndex
 from wavepp.core.stage_messages import Answer, PrepareGrant
 
 # ---- events ----
@@ -97,11 +97,15 @@ class EpochMoved:
 
 @dataclass(frozen=True, slots=True)
 class StageConnected:
-    """The rounds stream to a stage is up; `incarnation` tells whether its cache is the one we knew."""
+    """The rounds stream to a stage is up; `incarnation` tells whether its cache is the one we knew.
+
+    `told`: the grants that it was told to keep, as they were when the stream was opened.
+    """
 
     stage: StageIndex
     incarnation: str
     next_change: int
+    told: frozenset[GrantId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ class CacheChanged:
     stage: StageIndex
     incarnation: str
     first: int
-    changes: tuple[tuple[ChangeKind, PrefixKey], ...]
+    changes: tuple[CacheChange, ...]
     gap: bool
 
 

@@ -144,6 +144,13 @@ class Dispatcher:
         """Granted, and not known to have ended on every stage."""
         return frozenset(self._by_grant) | frozenset(self._ending)
 
+    def request_of(self, grant: GrantId) -> RequestId | None:
+        """The request that asks for, or runs under, this grant."""
+        record = self._by_grant.get(grant)
+        for members in self._batches.values():
+            record = record or members.get(grant)
+        return record.request if record else None
+
     def check(self, request: RequestId, prompt_tokens: int) -> None:
         """Raises DuplicateRequestError or QueueFullError when a new request cannot be taken now."""
         if request in self._requests:
