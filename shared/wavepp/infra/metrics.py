@@ -1,0 +1,89 @@
+"""Prometheus metrics: a registry for each process, served over HTTP without touching the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    start_http_server,
+)
+from wavepp.infra.errors import StartupError
+
+PREFIX: Final = "wavepp"
+LOOP_LAG_PERIOD_S: Final = 0.25
+_LAG_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+
+
+class Metrics:
+    """The metrics of one process, each named `wavepp_<name>_<unit>` (a counter's name ends in `_total` too).
+
+    Beside them stand the client library's own `process_*` and `python_*`, under their usual names.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self._server: tuple[WSGIServer, threading.Thread] | None = None
+
+    def counter(self, name: str, unit: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        """A number that only grows: `wavepp_<name>_<unit>_total`."""
+        return Counter(name, text, labels, namespace=PREFIX, unit=unit, registry=self.registry)
+
+    def gauge(self, name: str, unit: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+        """A number that goes up and down: `wavepp_<name>_<unit>`."""
+        return Gauge(name, text, labels, namespace=PREFIX, unit=unit, registry=self.registry)
+
+    def histogram(
+        self, name: str, unit: str, text: str, labels: Sequence[str] = (), *, buckets: Sequence[float]
+    ) -> Histogram:
+        """A distribution: `wavepp_<name>_<unit>`, with upper bounds `buckets` in that unit."""
+        return Histogram(name, text, labels, namespace=PREFIX, unit=unit, registry=self.registry, buckets=buckets)
+
+    def serve(self, host: str, port: int) -> int:
+        """Serve `/metrics` from a daemon thread; returns the port (0 asks for any free one). Raises StartupError."""
+        if self._server is not None:
+            raise StartupError("metrics are being served already")
+        try:
+            self._server = start_http_server(port, host, self.registry)
+        except OSError as error:
+            raise StartupError(f"cannot serve metrics on {host}:{port}: {error.strerror or error}") from error
+        return self._server[0].server_port
+
+    def close(self) -> None:
+        """Stop serving and free the port; blocks for at most half a second. Does nothing when not served."""
+        server, self._server = self._server, None
+        if server is not None:
+            server[0].shutdown()
+            server[0].server_close()
+            server[1].join()
+
+
+async def watch_loop_lag(metrics: Metrics, period_s: float = LOOP_LAG_PERIOD_S) -> None:
+    """Measure for ever how late the event loop runs a timer; a task for the process' TaskOwner.
+
+    `wavepp_event_loop_lag_seconds` is the distribution, `wavepp_event_loop_lag_last_seconds` the newest value.
+    """
+    distribution = metrics.histogram(
+        "event_loop_lag", "seconds", "How late the event loop ran a timer.", buckets=_LAG_BUCKETS_S
+    )
+    last = metrics.gauge("event_loop_lag_last", "seconds", "How late the event loop ran the last timer.")
+    while True:
+        due = time.monotonic() + period_s
+        await asyncio.sleep(period_s)
+        lag_s = max(0.0, time.monotonic() - due)
+        distribution.observe(lag_s)
+        last.set(lag_s)

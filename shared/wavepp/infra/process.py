@@ -1,0 +1,111 @@
+"""The frame around a process' main coroutine: event loop, signals, time limits, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TextIO
+
+import uvloop
+from wavepp.infra.errors import BackgroundTaskError, StartupError
+
+_log = logging.getLogger(__name__)
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+STOP_GRACE_S: Final = 30.0
+CANCEL_GRACE_S: Final = 5.0
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+Main = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+"""What a process does: it returns when it has shut down after the event it was given is set."""
+
+
+def run_process(main: Main, *, name: str, stop_grace_s: float = STOP_GRACE_S) -> int:
+    """Run `main(stop)` on uvloop and return the process' exit code.
+
+    SIGTERM or SIGINT sets `stop`; `main` then has `stop_grace_s` to return before it is cancelled, and 5 s more before
+    the process is ended with a dump of its threads. A second signal cancels at once. StartupError gives one line on
+    stderr and code 1, any other error a log entry and code 1. SIGUSR1 dumps the stacks of all threads to stderr.
+    """
+    faulthandler.register(signal.SIGUSR1, file=_stderr(), all_threads=True)
+    try:
+        return uvloop.run(_supervise(main, name, stop_grace_s))
+    except StartupError as error:
+        sys.stderr.write(f"{name}: {one_line(error)}\n")
+        return EXIT_FAILED
+    finally:
+        # Covers the end of the loop too: a thread of the default executor that hangs would keep it for ever.
+        faulthandler.cancel_dump_traceback_later()
+        faulthandler.unregister(signal.SIGUSR1)
+
+
+def _stderr() -> TextIO:
+    # The real one: what replaces sys.stderr (a test's capture) may have no file descriptor to write to in a crash.
+    return sys.__stderr__ or sys.stderr
+
+
+def one_line(error: BaseException) -> str:
+    """The error's text without line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+async def _supervise(main: Main, name: str, stop_grace_s: float) -> int:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    task = asyncio.ensure_future(main(stop))
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            _log.warning("%s: second signal, stopping at once", name)
+            task.cancel()
+            return
+        _log.info("%s: %s, stopping (at most %.0f s)", name, number.name, stop_grace_s)
+        stop.set()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            # From here on the end is certain, even if the loop itself hangs.
+            faulthandler.dump_traceback_later(stop_grace_s + CANCEL_GRACE_S, exit=True, file=_stderr())
+            await asyncio.wait({task}, timeout=stop_grace_s)
+        if not task.done():
+            _log.error("%s: not stopped within %.0f s, cancelling: %s", name, stop_grace_s, _stack(task))
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_GRACE_S)
+        return _exit_code(task, name)
+    finally:
+        stopping.cancel()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _exit_code(task: asyncio.Future[None], name: str) -> int:
+    if not task.done():
+        return EXIT_FAILED
+    if task.cancelled():
+        return EXIT_FAILED
+    error = task.exception()
+    if error is None:
+        return EXIT_OK
+    if isinstance(error, StartupError):
+        raise error
+    if isinstance(error, BackgroundTaskError):
+        _log.critical("%s: %s", name, error)  # logged with its stack when it happened
+    else:
+        _log.critical("%s: failed: %s", name, error, exc_info=error)
+    return EXIT_FAILED
+
+
+def _stack(task: asyncio.Future[None]) -> str:
+    if not isinstance(task, asyncio.Task):
+        return "unknown place"
+    frames = task.get_stack(limit=4)
+    return " <- ".join(f"{f.f_code.co_name} ({f.f_code.co_filename}:{f.f_lineno})" for f in reversed(frames))

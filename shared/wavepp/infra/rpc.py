@@ -1,0 +1,116 @@
+"""gRPC servers and channels whose options agree."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from wavepp.core.limits import MESSAGE_BYTES_MAX
+from wavepp.infra.errors import StartupError
+from wavepp.infra.rpc_errors import ErrorInterceptor, ErrorTable
+
+S = TypeVar("S")
+
+KEEPALIVE_PERIOD_MS: Final = 20_000
+"""Both sides ping an idle connection so often, also without a call on it."""
+KEEPALIVE_TIMEOUT_MS: Final = 5_000
+PING_INTERVAL_MIN_MS: Final = 10_000
+"""A server tolerates pings this close together. Below the period, or it would end the connection (too_many_pings)."""
+
+RPCS_MAX: Final = 4096
+"""Calls that one server runs at a time; more are refused with RESOURCE_EXHAUSTED."""
+STOP_GRACE_S: Final = 5.0
+
+_COMMON_OPTIONS: Final = (
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", KEEPALIVE_PERIOD_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+SERVER_OPTIONS: Final = (
+    *_COMMON_OPTIONS,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
+    # Without this two servers on one port start happily and share the calls between them.
+    ("grpc.so_reuseport", 0),
+)
+CHANNEL_OPTIONS: Final = (
+    *_COMMON_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # How long one attempt to connect may take (the default is 20 s).
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    # A connection of its own for each channel: closing or losing one says nothing about another.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to a wavepp server at host:port. It connects when first used, and again by itself.
+
+    Give every call a `timeout`. Build it inside the running event loop, and close it.
+    """
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+class RpcServer:
+    """A gRPC server with health and reflection. Not serving, to the health service, until `set_serving(True)`.
+
+    `errors` adds a service's own errors to the table that maps errors to statuses.
+    """
+
+    def __init__(self, *, errors: ErrorTable | None = None, rpcs_max: int = RPCS_MAX) -> None:
+        self._server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(errors)], options=SERVER_OPTIONS, maximum_concurrent_rpcs=rpcs_max
+        )
+        self._names: list[str] = [health.SERVICE_NAME, reflection.SERVICE_NAME]
+        self._health: Any = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def add(self, register: Callable[[S, grpc.aio.Server], None], servicer: S, service: str) -> None:
+        """Serve `servicer`. `register` is the generated `add_...Servicer_to_server`, `service` the full name."""
+        register(servicer, self._server)
+        self._names.append(service)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen and serve; returns the port (0 asks for any free one). Raises StartupError if it cannot be had."""
+        await _check_bindable(host, port)
+        reflection.enable_server_reflection(self._names, self._server)
+        address = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+        try:
+            bound = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise StartupError(f"cannot listen on {address}: {error}") from error
+        await self.set_serving(False)
+        await self._server.start()
+        return bound
+
+    async def set_serving(self, serving: bool) -> None:
+        """What the health service answers, for the server as a whole and for each service. No effect while stopping."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *self._names):
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Say NOT_SERVING, take no new calls, let the running ones end within `grace_s`, then cancel them."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+async def _check_bindable(host: str, port: int) -> None:
+    """gRPC says only that binding failed, after lines of its own on stderr; the socket says why."""
+    bare = host.strip("[]")
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(bare or None, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise StartupError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

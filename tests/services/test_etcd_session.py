@@ -1,0 +1,260 @@
+"""Sessions and elections against a real etcd: who leads, who may still write, and when a process must stop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+
+import pytest
+from etcd_support import WAIT_S, LossyProxy, eventually, frozen
+from wavepp.core.errors import InvalidInputError
+from wavepp.infra.etcd import EtcdClient
+from wavepp.infra.etcd_election import Election, depose
+from wavepp.infra.etcd_errors import EtcdAmbiguousError, FencedError, SessionLostError
+from wavepp.infra.etcd_server import EtcdServer
+from wavepp.infra.etcd_session import Session
+from wavepp.infra.etcd_watch import events_after
+
+TTL_S = 2
+"""The shortest that etcd grants; processes use at least 5."""
+
+
+def short_session(client: EtcdClient) -> Session:
+    return Session(client, TTL_S, ttl_min_s=TTL_S)
+
+
+@pytest.mark.parametrize("ttl_s", [-1, 0, 1, 4, 3601, 10**9])
+async def test_ttl_outside_the_bounds_is_refused(etcd: EtcdClient, ttl_s: int) -> None:
+    with pytest.raises(InvalidInputError, match=r"\[5, 3600\]"):
+        Session(etcd, ttl_s)
+
+
+async def test_closing_a_session_takes_its_keys_with_it(etcd: EtcdClient, etcd_prefix: str) -> None:
+    async with Session(etcd, 60) as session:
+        assert session.alive
+        assert not session.degraded
+        await etcd.put(etcd_prefix + "a", b"", session.lease)
+    assert session.lost.is_set()
+    assert not session.alive
+    assert await etcd.get(etcd_prefix + "a") is None
+    with pytest.raises(SessionLostError):
+        _ = session.lease
+
+
+async def test_session_outlives_its_ttl_while_it_renews(etcd: EtcdClient, etcd_prefix: str) -> None:
+    async with short_session(etcd) as session:
+        began = time.monotonic()
+        await etcd.put(etcd_prefix + "a", b"", session.lease)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.lost.wait(), TTL_S * 1.4)
+        assert time.monotonic() - began > TTL_S * 1.3
+        assert session.alive
+        assert await etcd.get(etcd_prefix + "a") is not None
+
+
+async def test_session_is_lost_when_etcd_says_that_the_lease_is_gone(etcd: EtcdClient) -> None:
+    async with short_session(etcd) as session:
+        await etcd.lease_revoke(session.lease)
+        await asyncio.wait_for(session.lost.wait(), TTL_S)
+        assert not session.alive
+
+
+async def test_frozen_etcd_loses_the_session_at_its_local_deadline(own_etcd: EtcdServer) -> None:
+    async with EtcdClient([own_etcd.endpoint], timeout_s=0.5) as client:
+        session = short_session(client)
+        await session.start()
+        with frozen(own_etcd.pid):
+            began = time.monotonic()
+            with pytest.raises(SessionLostError):
+                await session.until_lost(asyncio.Event().wait())
+            took_s = time.monotonic() - began
+            assert session.degraded
+            await session.close()
+        assert took_s <= TTL_S + 0.1
+        assert took_s > TTL_S / 4  # renewals before the freeze count
+
+
+async def test_short_outage_degrades_a_session_but_does_not_lose_it(own_etcd: EtcdServer) -> None:
+    async with EtcdClient([own_etcd.endpoint], timeout_s=0.3) as client, Session(client, 4, ttl_min_s=4) as session:
+        lease = session.lease
+        await asyncio.to_thread(own_etcd.stop)
+        await asyncio.wait_for(_until(lambda: session.degraded), WAIT_S)
+        assert session.alive
+        await asyncio.to_thread(own_etcd.start)
+        await asyncio.wait_for(_until(lambda: not session.degraded), WAIT_S)
+        assert session.lease == lease
+
+
+async def test_when_a_leaders_lease_expires_another_leads_and_the_old_ones_writes_are_refused(
+    etcd: EtcdClient, etcd_proxy: LossyProxy, etcd_prefix: str
+) -> None:
+    key = etcd_prefix + "leader"
+    async with EtcdClient([etcd_proxy.endpoint], timeout_s=0.5) as old_client:
+        old_session = short_session(old_client)
+        await old_session.start()
+        old = Election(old_session, key)
+        old_token = await old.campaign(b"old")
+        async with Session(etcd, 60) as new_session:
+            new = Election(new_session, key)
+            campaign = asyncio.ensure_future(new.campaign(b"new"))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(campaign), 0.2)
+            # The worse half of a partition: the old leader's renewals arrive, but it hears nothing any more.
+            etcd_proxy.swallow_answers = True
+            new_token = await asyncio.wait_for(campaign, WAIT_S)
+            assert old_session.lost.is_set()
+            assert not old_session.alive
+            assert new_token > old_token
+            await new_session.client.fenced_put(etcd_prefix + "data", b"new", [new.fence])
+            with pytest.raises(FencedError):
+                await etcd.fenced_put(etcd_prefix + "data", b"stale", [old.fence])
+            item = await etcd.get(etcd_prefix + "data")
+            assert item is not None
+            assert item.value == b"new"
+        await old_session.close()
+
+
+async def test_resigning_lets_the_next_candidate_lead_at_once(etcd: EtcdClient, etcd_prefix: str) -> None:
+    key = etcd_prefix + "leader"
+    async with Session(etcd, 60) as first, Session(etcd, 60) as second:
+        leader = Election(first, key)
+        with pytest.raises(InvalidInputError, match="not been elected"):
+            _ = leader.fence
+        await leader.campaign(b"1")
+        other = Election(second, key)
+        campaign = asyncio.ensure_future(other.campaign(b"2"))
+        deposed = asyncio.ensure_future(leader.wait_deposed())
+        await leader.resign()
+        assert await asyncio.wait_for(campaign, 1.0) == other.fence.create_revision
+        await asyncio.wait_for(deposed, WAIT_S)
+        await leader.resign()  # does nothing, above all not to the new leader
+        item = await etcd.get(key)
+        assert item is not None
+        assert item.value == b"2"
+
+
+async def test_standby_deposes_a_leader_that_it_knows_to_be_dead_only_once(etcd: EtcdClient, etcd_prefix: str) -> None:
+    key = etcd_prefix + "leader"
+    async with Session(etcd, 60) as first, Session(etcd, 60) as second:
+        leader = Election(first, key)
+        await leader.campaign(b"1")
+        seen = await etcd.get(key)
+        assert seen is not None
+        deposed = asyncio.ensure_future(leader.wait_deposed())
+        assert await depose(second, seen)
+        await asyncio.wait_for(deposed, WAIT_S)
+        await Election(second, key).campaign(b"2")
+        assert not await depose(first, seen)
+        with pytest.raises(FencedError):
+            await etcd.fenced_put(etcd_prefix + "data", b"", [leader.fence])
+
+
+async def test_campaign_whose_winning_answer_was_lost_knows_its_own_key(
+    etcd: EtcdClient, etcd_proxy: LossyProxy, etcd_prefix: str
+) -> None:
+    key = etcd_prefix + "leader"
+    async with EtcdClient([etcd_proxy.endpoint]) as client, Session(client, 60) as session:
+        start = (await etcd.get_prefix(etcd_prefix)).revision
+        etcd_proxy.swallow_answers = True
+        election = Election(session, key)
+        campaign = asyncio.ensure_future(election.campaign(b"me"))
+        async with asyncio.timeout(WAIT_S), aclosing(events_after(etcd, key, None, start)) as events:
+            await anext(events)  # the try was applied
+        assert not campaign.done()
+        etcd_proxy.cut()
+        token = await asyncio.wait_for(campaign, WAIT_S)
+        item = await etcd.get(key)
+        assert item is not None
+        assert (item.create_revision, item.version) == (token, 1)
+
+
+async def test_cancelled_campaign_leaves_no_key_behind(
+    etcd: EtcdClient, etcd_proxy: LossyProxy, etcd_prefix: str
+) -> None:
+    key = etcd_prefix + "leader"
+    async with EtcdClient([etcd_proxy.endpoint]) as client, Session(client, 60) as session:
+        start = (await etcd.get_prefix(etcd_prefix)).revision
+        etcd_proxy.swallow_answers = True
+        campaign = asyncio.ensure_future(Election(session, key).campaign(b"me"))
+        async with asyncio.timeout(WAIT_S), aclosing(events_after(etcd, key, None, start)) as events:
+            await anext(events)  # won, but it does not know
+            etcd_proxy.swallow_answers = False
+            campaign.cancel()
+            await anext(events)  # and given up
+        with pytest.raises(asyncio.CancelledError):
+            await campaign
+        assert await etcd.get(key) is None
+
+
+async def test_cancelled_waiting_candidate_does_not_disturb_the_leader(etcd: EtcdClient, etcd_prefix: str) -> None:
+    key = etcd_prefix + "leader"
+    async with Session(etcd, 60) as first, Session(etcd, 60) as second:
+        token = await Election(first, key).campaign(b"1")
+        waiting = asyncio.ensure_future(Election(second, key).campaign(b"2"))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(waiting, 0.2)
+        item = await etcd.get(key)
+        assert item is not None
+        assert item.create_revision == token
+
+
+async def test_candidate_that_missed_the_end_of_the_leader_reads_again(
+    etcd: EtcdClient, etcd_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = etcd_prefix + "leader"
+
+    async def deaf(*_args: object, **_kwargs: object) -> object:
+        await asyncio.Event().wait()
+        yield
+
+    async with Session(etcd, 60) as first, Session(etcd, 60) as second:
+        leader = Election(first, key)
+        await leader.campaign(b"1")
+        monkeypatch.setattr(etcd, "watch_stream", deaf)
+        campaign = asyncio.ensure_future(Election(second, key, reread_s=0.1).campaign(b"2"))
+        await leader.resign()
+        await asyncio.wait_for(campaign, WAIT_S)
+
+
+async def test_campaign_goes_on_through_an_outage(own_etcd: EtcdServer) -> None:
+    async with EtcdClient([own_etcd.endpoint], timeout_s=0.5) as client, Session(client, 60) as session:
+        await asyncio.to_thread(own_etcd.stop)
+        campaign = asyncio.ensure_future(Election(session, "leader").campaign(b"me"))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(campaign), 0.3)
+        await asyncio.to_thread(own_etcd.start)
+        token = await asyncio.wait_for(campaign, WAIT_S)
+        item = await eventually(lambda: client.get("leader"))
+        assert item is not None
+        assert item.create_revision == token
+
+
+async def test_losing_the_session_ends_a_waiting_campaign(etcd: EtcdClient, etcd_prefix: str) -> None:
+    key = etcd_prefix + "leader"
+    async with Session(etcd, 60) as first, short_session(etcd) as second:
+        await Election(first, key).campaign(b"1")
+        campaign = asyncio.ensure_future(Election(second, key).campaign(b"2"))
+        await etcd.lease_revoke(second.lease)
+        with pytest.raises(SessionLostError):
+            await asyncio.wait_for(campaign, WAIT_S)
+
+
+async def test_ambiguous_revocation_does_not_keep_a_session_from_closing(
+    etcd: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(etcd, 60)
+    await session.start()
+
+    async def lost(*_args: object, **_kwargs: object) -> None:
+        raise EtcdAmbiguousError("answer lost")
+
+    monkeypatch.setattr(etcd, "lease_revoke", lost)
+    await session.close()
+    assert session.lost.is_set()
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - each caller has a time limit
+        await asyncio.sleep(0.01)
