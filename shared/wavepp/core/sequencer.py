@@ -45,10 +45,15 @@ from wavepp.core.stage_messages import (
     SendWave,
     TellFenced,
     WaveArrived,
+    WaveSent,
 )
 
 JOBS_AHEAD: Final = 2
 """One job runs, one waits: the executor never waits for the talking thread, and memory is taken late."""
+
+UNSENT_MAX: Final = 2
+"""Waves that are done but not on the link yet. When the next stage is slow this one waits, so that what a stage holds
+of activations stays bounded; the last stage never waits, so the pipeline always moves."""
 
 
 @dataclass(slots=True)
@@ -83,12 +88,18 @@ class Sequencer:
         self._waves_queued_max = waves_queued_max
         self._pending: deque[WaveArrived] = deque()
         self._running: deque[_Running] = deque()
+        self._unsent = 0
         self._last_wave = WaveId(0)
         self._epoch_unacked = False
         self._links_ready = False
         self._silenced = False
         self._room_number = -1
         self._validate = validate
+
+    @property
+    def wants_wave(self) -> bool:
+        """Whether the next wave should be taken from the link now; until then it waits there, and is counted there."""
+        return len(self._running) + len(self._pending) <= JOBS_AHEAD
 
     @property
     def waves_queued(self) -> int:
@@ -116,6 +127,8 @@ class Sequencer:
                 self._enqueue(event)
             case JobDone():
                 self._job_done(event, out)
+            case WaveSent():
+                self._unsent -= event.epoch == self.epoch
             case LeaseLost():
                 self._fence()
                 self._silenced = True
@@ -212,6 +225,7 @@ class Sequencer:
             self._last_wave = WaveId(0)
             self._links_ready = False
             self._silenced = False
+            self._unsent = 0
             self._fence()
             out.append(TellFenced(epoch))
         self._epoch_unacked = True
@@ -231,7 +245,7 @@ class Sequencer:
         self._pending.append(wave)
 
     def _hand_over(self, out: list[Instruction]) -> None:
-        while self._pending and len(self._running) < JOBS_AHEAD:
+        while self._pending and len(self._running) < JOBS_AHEAD and self._unsent < UNSENT_MAX:
             wave = self._pending.popleft()
             for grant in wave.ended:
                 self._end(grant, GrantEvent.END)
@@ -326,6 +340,7 @@ class Sequencer:
         if self._last:
             out.append(ReportWave(wave.epoch, wave.wave, failed, steps, done.samples))
         else:
+            self._unsent += 1
             out.append(
                 SendWave(wave.epoch, wave.wave, survivors, failed, wave.ended, steps, wave.issued_ns, done.output)
             )

@@ -106,6 +106,13 @@ class JobDone:
 
 
 @dataclass(frozen=True, slots=True)
+class WaveSent:
+    """The link has taken a wave of this epoch."""
+
+    epoch: PipelineEpoch
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseLost:
     """This process lost its etcd lease: for the others it is dead, so it ends everything that it had."""
 
@@ -119,6 +126,7 @@ Event = (
     | LinksReady
     | WaveArrived
     | JobDone
+    | WaveSent
     | LeaseLost
 )
 

@@ -504,11 +504,16 @@ class SimMesh:
                 pass
 
     def _send_wave(self, stage: _Stage, i: sm.SendWave) -> None:
+        self._send(f"sent:{stage.index}", lambda: self._sent(stage, i.epoch))
         after = self.stages[stage.index + 1]
         if after.incarnation != stage.next_incarnation:
             return
         arrived = sm.WaveArrived(i.epoch, i.wave, i.chunks, i.failed, i.ended, i.steps, i.issued_ns, i.output)
         self._send(f"link:{stage.index}", lambda: self._stage(after.index, arrived))
+
+    def _sent(self, stage: _Stage, epoch: PipelineEpoch) -> None:
+        if self.stages[stage.index] is stage:
+            self._stage(stage.index, sm.WaveSent(epoch))
 
     def _run_job(self, stage: _Stage, job: sm.RunJob) -> None:
         self._stage(stage.index, stage.executor.run(stage.index, job, self.step))
