@@ -1,0 +1,93 @@
+"""A wave as it is planned, and what bounds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wavepp.core.errors import InvalidInputError
+from wavepp.core.ids import GrantId
+from wavepp.core.limits import STAGES_MAX, WAVE_REQUESTS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens [start, start + length) of a grant. `last`: the last stage chooses a token after it.
+
+    `snapshot`: recurrent stages keep a snapshot at its end. `decode`: one token that an earlier step chose.
+    """
+
+    grant: GrantId
+    start: int
+    length: int
+    last: bool
+    snapshot: bool
+    decode: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWave:
+    """Decode chunks first, then prefill chunks in the order of arrival. No ended grant has a chunk."""
+
+    chunks: tuple[Chunk, ...]
+    ended: tuple[GrantId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerConfig:
+    """What bounds a wave. Tokens, but for `stages`, `wave_requests_max`, `ring` and those said otherwise.
+
+    `wave_tokens_max` is M: no wave has more prefill tokens. `ring`: waves in flight at most; 0 means 2P.
+    `fixed_grid`: cut prompts at multiples of M only. `chunk_share_max`: the fraction of a wave's budget that
+    one request may take while others wait. `snapshot_interval_tokens`: distance of recurrent snapshots; 0
+    where no stage has recurrent layers. `fill_ahead_max`: how many requests that find no room in a wave are
+    passed over to fill it with a later one that fits whole; 0 = strictly first come first served.
+    `grants_max`: grants known at once.
+    """
+
+    stages: int
+    wave_tokens_max: int
+    wave_tokens_min: int
+    block_tokens: int
+    alignment_tokens: int
+    wave_requests_max: int = 128
+    ring: int = 0
+    fixed_grid: bool = False
+    chunk_share_max: float = 1.0
+    snapshot_interval_tokens: int = 0
+    fill_ahead_max: int = 64
+    grants_max: int = 65_536
+
+    def __post_init__(self) -> None:
+        if self.ring == 0:
+            object.__setattr__(self, "ring", 2 * self.stages)
+        rules = (
+            (1 <= self.stages <= STAGES_MAX, f"stages must be 1 to {STAGES_MAX}"),
+            (self.block_tokens >= 1, "block_tokens must be positive"),
+            (
+                self.alignment_tokens >= 1 and self.alignment_tokens % max(1, self.block_tokens) == 0,
+                "alignment_tokens must be a positive multiple of block_tokens",
+            ),
+            (
+                self.wave_tokens_max >= 1 and self.wave_tokens_max % max(1, self.alignment_tokens) == 0,
+                "wave_tokens_max must be a positive multiple of alignment_tokens",
+            ),
+            (self.wave_tokens_min >= 1, "wave_tokens_min must be positive"),
+            (
+                1 <= self.wave_requests_max <= WAVE_REQUESTS_MAX,
+                f"wave_requests_max: 1 to {WAVE_REQUESTS_MAX}",
+            ),
+            (self.ring >= 1, "ring must be positive"),
+            (0.0 < self.chunk_share_max <= 1.0, "chunk_share_max must be above 0 and at most 1"),
+            (
+                min(self.snapshot_interval_tokens, self.fill_ahead_max, self.grants_max) >= 0,
+                "snapshot_interval_tokens, fill_ahead_max and grants_max must not be negative",
+            ),
+        )
+        broken = [rule for holds, rule in rules if not holds]
+        if broken:
+            raise InvalidInputError(f"wave planner: {'; '.join(broken)} (got {self})")
+
+    @property
+    def wave_rows_max(self) -> int:
+        """The most tokens that any wave has: M of prefill and one for every decode chunk."""
+        return self.wave_tokens_max + self.wave_requests_max
