@@ -64,7 +64,8 @@ def test_the_stage_that_holds_least_limits_the_endpoint() -> None:
 def test_the_endpoint_is_aligned_and_leaves_a_token_to_compute() -> None:
     index = known_index(1)
     index.mark_held(packed(*range(8)))
-    assert index.probe(packed(*range(7)), B, 4 * B, 7 * B).endpoint_tokens == 4 * B
+    hint = index.probe(packed(*range(7)), B, 4 * B, 7 * B)
+    assert (hint.endpoint_tokens, hint.after_snapshots_tokens, hint.longest_all_tokens) == (4 * B, 7 * B, 7 * B)
     assert index.probe(packed(*range(8)), B, 4 * B, 8 * B - 1).endpoint_tokens == 4 * B
     assert index.probe(packed(*range(8)), B, B, 8 * B - 1).endpoint_tokens == 7 * B
 

@@ -106,6 +106,13 @@ def test_a_remainder_of_half_the_budget_takes_a_fragment_and_a_smaller_one_does_
     assert issue(plan) == [(2, 0, 1024)]
 
 
+def test_half_of_an_odd_budget_is_not_rounded_down() -> None:
+    plan = planner(1001, wave_tokens_min=1)
+    add(plan, 1, 501)
+    add(plan, 2, 2000)
+    assert issue(plan) == [(1, 0, 501)]
+
+
 def test_b_min_bounds_fragments_where_it_is_above_half_the_budget() -> None:
     plan = planner(512, wave_tokens_min=512)  # at most M / 2 = 512
     add(plan, 1, 64)

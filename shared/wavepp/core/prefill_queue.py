@@ -22,7 +22,7 @@ class PrefillWork:
         self.position = start
         self.end = end
         self.cut = cut
-        """Where a chunk must end, whatever would fit; `end` when there is no such place."""
+        """Where a chunk must end, whatever would fit."""
         self.snapshot_at = start
         """Where the latest snapshot is or will be."""
 
@@ -68,10 +68,8 @@ class PrefillQueue:
 
     def add(self, grant: GrantId, start: int, end: int) -> None:
         """Append [start, end), start < end, of a grant that is not in the queue."""
-        cut = end
-        if self._config.snapshot_interval_tokens:
-            aligned = self._align_down(end)
-            cut = aligned if start < aligned else end
+        # Has no effect where it is not above the start.
+        cut = self._align_down(end) if self._config.snapshot_interval_tokens else end
         self._works[grant] = PrefillWork(grant, start, end, cut)
         self._count(0, end - start)
 
