@@ -13,7 +13,7 @@ is answered. That keeps first come, first served across batches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from wavepp.core.admission_messages import (
@@ -76,6 +76,7 @@ class _Asked:
     waiting_for: set[StageIndex] = field(default_factory=set)
     not_held_by: set[StageIndex] = field(default_factory=set)
     """Stages that refused the Prepare. A stage that could not step down still holds what it prepared."""
+    limiting_stage: StageIndex | None = None
     granted: Granted | None = None
 
 
@@ -132,6 +133,10 @@ class Admission:
     def stages_connected(self) -> bool:
         """Whether every stage's rounds stream is up."""
         return len(self._connected) == len(self._stages)
+
+    def connected(self, stage: StageIndex) -> bool:
+        """Whether this stage's rounds stream is up."""
+        return stage in self._connected
 
     def in_sync(self, stage: StageIndex) -> bool:
         """Whether the hints of `stage` are complete; until then it counts as holding everything."""
@@ -294,6 +299,9 @@ class Admission:
                 raise InvariantError(f"stage {stage} refused grant {asked.attempt.grant}, yet endpoints are compared")
             offers.append(StageOffer(stage, answer.endpoint_tokens, answer.snapshots, self._recurrent[stage]))
         agreement = agree(offers, self._alignment_tokens)
+        if asked.limiting_stage is None:
+            # Once the others have stepped down nobody limits any more, yet that is what the user wants to know.
+            asked.limiting_stage = agreement.limiting_stage
         if agreement.lower:
             asked.phase = Phase.LOWERING
             asked.waiting_for = set(agreement.lower)
@@ -301,6 +309,7 @@ class Admission:
                 lower.setdefault(stage, []).append((asked.attempt.grant, agreement.endpoint_tokens))
             return
         asked.phase = Phase.READY
+        agreement = replace(agreement, limiting_stage=asked.limiting_stage)
         reuse = explain(asked.hint, agreement, asked.attempt.prompt_tokens)
         asked.granted = Granted(agreement.endpoint_tokens, reuse)
 

@@ -556,16 +556,18 @@ class CacheChange(_message.Message):
 
     class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[CacheChange._Kind.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
-        ATTACHED: CacheChange._Kind.ValueType  # 0
-        DETACHED: CacheChange._Kind.ValueType  # 1
-        SNAPSHOT_ATTACHED: CacheChange._Kind.ValueType  # 2
-        SNAPSHOT_DETACHED: CacheChange._Kind.ValueType  # 3
+        UNSPECIFIED: CacheChange._Kind.ValueType  # 0
+        ATTACHED: CacheChange._Kind.ValueType  # 1
+        DETACHED: CacheChange._Kind.ValueType  # 2
+        SNAPSHOT_ATTACHED: CacheChange._Kind.ValueType  # 3
+        SNAPSHOT_DETACHED: CacheChange._Kind.ValueType  # 4
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
-    ATTACHED: CacheChange.Kind.ValueType  # 0
-    DETACHED: CacheChange.Kind.ValueType  # 1
-    SNAPSHOT_ATTACHED: CacheChange.Kind.ValueType  # 2
-    SNAPSHOT_DETACHED: CacheChange.Kind.ValueType  # 3
+    UNSPECIFIED: CacheChange.Kind.ValueType  # 0
+    ATTACHED: CacheChange.Kind.ValueType  # 1
+    DETACHED: CacheChange.Kind.ValueType  # 2
+    SNAPSHOT_ATTACHED: CacheChange.Kind.ValueType  # 3
+    SNAPSHOT_DETACHED: CacheChange.Kind.ValueType  # 4
 
     KIND_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int

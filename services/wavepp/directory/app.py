@@ -1,0 +1,65 @@
+"""A cache directory process, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import grpc
+from wavepp.directory.config import DirectoryConfig
+from wavepp.directory.leadership import Leadership, NotReadyError
+from wavepp.directory.servicer import DirectoryServicer
+from wavepp.infra.errors import StartupError
+from wavepp.infra.etcd_errors import EtcdError
+from wavepp.infra.metrics import Metrics, watch_loop_lag
+from wavepp.infra.rpc import RpcServer
+from wavepp.infra.rpc_errors import ErrorStatus, ErrorTable
+from wavepp.infra.tasks import TaskOwner
+from wavepp.v1 import directory_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+ERRORS: Final[ErrorTable] = {NotReadyError: ErrorStatus(grpc.StatusCode.UNAVAILABLE, 200)}
+
+
+def directory_main(config: DirectoryConfig) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
+    """The coroutine function that `run_process` takes."""
+
+    def main(stop: asyncio.Event) -> Coroutine[Any, Any, None]:
+        return run_directory(config, stop)
+
+    return main
+
+
+async def run_directory(config: DirectoryConfig, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set. Raises StartupError."""
+    client = config.etcd_client()
+    metrics = Metrics()
+    server = RpcServer(errors=ERRORS)
+    try:
+        async with TaskOwner(stop) as tasks:
+            try:
+                await client.get("/wavepp/")
+            except EtcdError as error:
+                raise StartupError(f"etcd: {error}") from error
+            leadership = Leadership(config, client, metrics, tasks)
+            servicer = DirectoryServicer(leadership)
+            register = directory_pb2_grpc.add_DirectoryServiceServicer_to_server
+            server.add(register, servicer, "wavepp.v1.DirectoryService")
+            port = await server.start(config.bind_host, config.bind_port)
+            servicer.address = config.advertised(port)
+            if config.metrics_port >= 0:
+                metrics.serve(config.bind_host, config.metrics_port)
+            tasks.spawn(watch_loop_lag(metrics), "loop-lag", endless=True)
+            tasks.spawn(leadership.watch_stages(), "watch-stages", endless=True)
+            tasks.spawn(leadership.run(servicer.address), "leadership", endless=True)
+            # A standby is healthy too: it serves as soon as it leads.
+            await server.set_serving(True)
+            _log.info("directory ready at %s", servicer.address)
+            await stop.wait()
+            await server.stop()
+    finally:
+        await client.close()
+        metrics.close()

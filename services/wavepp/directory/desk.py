@@ -1,0 +1,156 @@
+"""One pipeline's admission, while this directory leads and a router is connected: what drives the core.
+
+Everything runs on the event loop; nothing awaits between an event and its instructions.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from wavepp.core import admission_messages as am
+from wavepp.core.admission import Admission
+from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, StageIndex
+from wavepp.directory import convert
+from wavepp.directory.config import DirectoryConfig
+from wavepp.directory.ledger_writer import LedgerWriter
+from wavepp.directory.stage_stream import StageStream
+from wavepp.infra.outbox import Outbox
+from wavepp.infra.registration import StageRegistration
+from wavepp.infra.tasks import TaskOwner
+from wavepp.v1 import directory_pb2, stage_pb2
+
+_log = logging.getLogger(__name__)
+
+
+class Desk:
+    """Admission for the stages of one pipeline, with the streams that it needs.
+
+    `registrations` must be complete and fit together. The stage streams begin when a router has said what it runs
+    (`router_connected`): before that, nobody could tell a stage what to keep.
+    """
+
+    def __init__(
+        self,
+        config: DirectoryConfig,
+        directory_epoch: DirectoryEpoch,
+        registrations: dict[int, StageRegistration],
+        records: tuple[tuple[str, PipelineEpoch, tuple[GrantId, ...]], ...],
+        tasks: TaskOwner,
+    ) -> None:
+        ordered = [registrations[i] for i in range(len(registrations))]
+        self.block_tokens = ordered[0].block_tokens
+        self.router: Outbox[directory_pb2.AdmissionEvent] = Outbox()
+        self.router.close()
+        self.admission = Admission(
+            directory_epoch=directory_epoch,
+            recurrent=tuple(r.recurrent for r in ordered),
+            block_tokens=self.block_tokens,
+            alignment_tokens=max(r.alignment_tokens for r in ordered),
+        )
+        self._config = config
+        self._directory_epoch = directory_epoch
+        self._tasks = tasks
+        self._ledger: LedgerWriter | None = None
+        self._streams: dict[StageIndex, StageStream] = {}
+        self._stream_tasks: dict[StageIndex, object] = {}
+        self._registrations = registrations
+        self._told_ready: tuple[bool, str] | None = None
+        self.apply(am.LedgerLoaded(records))
+
+    def fits(self, registrations: dict[int, StageRegistration]) -> bool:
+        """Whether these stages are of the shape that this desk was made for."""
+        return len(registrations) == len(self._registrations) and all(
+            registrations[i].shared_facts == r.shared_facts and registrations[i].recurrent == r.recurrent
+            for i, r in self._registrations.items()
+        )
+
+    # ---- who is connected ----
+
+    def router_connected(
+        self,
+        router: Outbox[directory_pb2.AdmissionEvent],
+        ledger: LedgerWriter,
+        epoch: PipelineEpoch,
+        live: frozenset[GrantId],
+    ) -> None:
+        """A router leads this pipeline and runs these grants."""
+        self.router.close()
+        self.router, self._ledger, self._told_ready = router, ledger, None
+        self.apply(am.RouterConnected(epoch, live))
+        self.stages_changed(self._registrations)
+        self.tell_health()
+
+    def stages_changed(self, registrations: dict[int, StageRegistration]) -> None:
+        """Keep one stream to every registered stage process."""
+        self._registrations = registrations
+        if self.router.closed:
+            return
+        for registration in registrations.values():
+            stage = StageIndex(registration.stage)
+            present = self._streams.get(stage)
+            if present is not None and present.registration.incarnation == registration.incarnation:
+                continue
+            self._end_stream(stage)
+            stream = StageStream(
+                registration,
+                self._directory_epoch,
+                self._config.pipeline,
+                known=lambda stage=stage: self.admission.known_to(stage),  # type: ignore[misc]
+                apply=self.apply,
+                connect_timeout_s=self._config.stage_connect_timeout_s,
+            )
+            self._streams[stage] = stream
+            self._stream_tasks[stage] = self._tasks.spawn(stream.run(), f"stage-{stage}-rounds")
+
+    def _end_stream(self, stage: StageIndex) -> None:
+        task = self._stream_tasks.pop(stage, None)
+        if task is not None and hasattr(task, "cancel"):
+            task.cancel()
+        self._streams.pop(stage, None)
+
+    def close(self) -> None:
+        """This directory does not lead any more."""
+        for stage in list(self._streams):
+            self._end_stream(stage)
+        self.router.close()
+
+    # ---- events and instructions ----
+
+    def apply(self, event: am.Event) -> None:
+        """Let the core decide, and do what it says."""
+        for instruction in self.admission.handle(event):
+            self._do(instruction)
+        if isinstance(event, am.StageConnected | am.StageDisconnected):
+            self.tell_health()
+
+    def tell_health(self) -> None:
+        """Tell the router whether grants can be made."""
+        away = [i for i in range(len(self._registrations)) if not self.admission.connected(StageIndex(i))]
+        ready = not away
+        reason = f"no stream to stage {away[0]}" if away else ""
+        if (ready, reason) != self._told_ready:
+            self._told_ready = (ready, reason)
+            health = directory_pb2.DirectoryHealth(ready=ready, reason=reason)
+            self.router.put(directory_pb2.AdmissionEvent(health=health))
+
+    def _do(self, instruction: am.Instruction) -> None:
+        match instruction:
+            case am.SendPrepare():
+                self._to_stage(instruction.stage, convert.prepare(instruction))
+            case am.SendLower():
+                self._to_stage(instruction.stage, convert.lower(instruction))
+            case am.SendAbort():
+                abort = stage_pb2.Abort(grants=instruction.grants)
+                self._to_stage(instruction.stage, stage_pb2.RoundsCommand(abort=abort))
+            case am.AskDump():
+                self._to_stage(instruction.stage, stage_pb2.RoundsCommand(dump=stage_pb2.DumpCache()))
+            case am.SetRecord():
+                if self._ledger is not None:
+                    self._ledger.set(instruction)
+            case am.Decide():
+                self.router.put(convert.decisions(instruction))
+
+    def _to_stage(self, stage: StageIndex, command: stage_pb2.RoundsCommand) -> None:
+        stream = self._streams.get(stage)
+        if stream is not None:
+            stream.send(command)

@@ -1,0 +1,185 @@
+"""When this directory leads: elections, the stages' registrations, and the desk that does the work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from wavepp.core.errors import PeerProtocolError
+from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, StageIndex
+from wavepp.directory.config import DirectoryConfig
+from wavepp.directory.desk import Desk
+from wavepp.directory.ledger_writer import LedgerWriter, decode_record
+from wavepp.infra.backoff import Backoff
+from wavepp.infra.etcd import EtcdClient
+from wavepp.infra.etcd_election import Election
+from wavepp.infra.etcd_errors import EtcdError, SessionLostError
+from wavepp.infra.etcd_keys import PipelineKeys
+from wavepp.infra.etcd_session import Session
+from wavepp.infra.etcd_types import Fence
+from wavepp.infra.metrics import Metrics
+from wavepp.infra.outbox import Outbox
+from wavepp.infra.registration import StageRegistration
+from wavepp.infra.registry import watch_registrations
+from wavepp.infra.tasks import TaskOwner
+from wavepp.v1 import directory_pb2, prefill_pb2
+
+_log = logging.getLogger(__name__)
+
+TXN_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
+
+Records = tuple[tuple[str, PipelineEpoch, tuple[GrantId, ...]], ...]
+
+
+class NotReadyError(PeerProtocolError):
+    """This directory cannot serve a router now: it does not lead, or the stages are not complete."""
+
+
+class Leadership:
+    """Campaigns for ever. While it leads and all stages are registered, there is a desk."""
+
+    def __init__(self, config: DirectoryConfig, client: EtcdClient, metrics: Metrics, tasks: TaskOwner) -> None:
+        self._config = config
+        self._client = client
+        self._tasks = tasks
+        self._keys = PipelineKeys(config.cluster, config.pipeline)
+        self._desk: Desk | None = None
+        self._fence: Fence | None = None
+        self._records: Records = ()
+        self._stages: dict[int, StageRegistration] = {}
+        self._ledger: LedgerWriter | None = None
+        self._ledger_task: asyncio.Task[None] | None = None
+        self._txn_seconds = metrics.histogram(
+            "etcd_txn", "seconds", "Time of a transaction that wrote the ledger.", buckets=TXN_BUCKETS_S
+        )
+        grants = metrics.gauge("grants", "grants", "Grants that are alive.")
+        grants.set_function(lambda: len(self._desk.admission.grants) if self._desk else 0)
+        hints = metrics.gauge("hint_keys", "keys", "Prefix keys in the hint index.")
+        hints.set_function(lambda: self._desk.admission.hints.sizes()[0] if self._desk else 0)
+
+    # ---- leading ----
+
+    async def run(self, address: str) -> None:
+        """Campaign and lead, again and again; a task of the process."""
+        backoff = Backoff()
+        while True:
+            try:
+                async with Session(self._client, self._config.lease_ttl_s) as session:
+                    await self._lead(session, address, backoff)
+            except EtcdError as error:
+                _log.warning("not leading: %s", error)
+            finally:
+                self._step_down()
+            await asyncio.sleep(backoff.next_s())
+
+    async def _lead(self, session: Session, address: str, backoff: Backoff) -> None:
+        election = Election(session, self._keys.directory)
+        token = await election.campaign(address.encode())
+        backoff.reset()
+        try:
+            self._records = await self._load_records()
+            self._fence = election.fence
+            self._refresh_desk()
+            _log.info("leading, directory epoch %d, %d records in the ledger", token, len(self._records))
+            await election.wait_deposed()
+            _log.warning("not leading any more")
+        finally:
+            await election.resign()
+
+    async def _load_records(self) -> Records:
+        snapshot = await self._client.get_prefix(self._keys.grants)
+        records = []
+        for item in snapshot.items:
+            name = item.key.removeprefix(self._keys.grants)
+            try:
+                epoch, grants = decode_record(item.value)
+            except ValueError as error:
+                _log.warning("%s: %s", item.key, error)
+                epoch, grants = PipelineEpoch(0), ()
+            records.append((name, epoch, grants))
+        return tuple(records)
+
+    def _step_down(self) -> None:
+        self._fence = None
+        self._drop_desk()
+
+    def _drop_desk(self) -> None:
+        if self._ledger_task is not None:
+            self._ledger_task.cancel()
+            self._ledger_task = None
+        self._ledger = None
+        if self._desk is not None:
+            self._desk.close()
+            self._desk = None
+
+    # ---- stages ----
+
+    async def watch_stages(self) -> None:
+        """Follow the registrations; a task of the process."""
+        async for stages in watch_registrations(self._client, self._keys):
+            self._stages = stages
+            if self._fence is not None:
+                self._refresh_desk()
+
+    def _refresh_desk(self) -> None:
+        """Make or adapt the desk for the stages that are registered now."""
+        stages = self._stages
+        complete = bool(stages) and sorted(stages) == list(range(next(iter(stages.values())).stages))
+        if self._desk is not None and complete and self._desk.fits(stages):
+            self._desk.stages_changed(stages)
+        elif complete and self._fence is not None:
+            self._drop_desk()
+            epoch = DirectoryEpoch(self._fence.create_revision)
+            self._desk = Desk(self._config, epoch, stages, self._records, self._tasks)
+            self._records = ()
+        # Stages that are missing for a while change nothing: their streams say that they are away.
+
+    # ---- the router ----
+
+    def router_hello(self, hello: directory_pb2.AdmissionHello, outbox: Outbox[directory_pb2.AdmissionEvent]) -> Desk:
+        """A router's stream begins. Raises NotReadyError or PeerProtocolError."""
+        if (hello.cluster, hello.pipeline) != (self._config.cluster, self._config.pipeline):
+            raise PeerProtocolError(
+                f"the router serves {hello.cluster}/{hello.pipeline}, this directory "
+                f"{self._config.cluster}/{self._config.pipeline}"
+            )
+        desk, fence = self._desk, self._fence
+        if desk is None or fence is None:
+            raise NotReadyError("this directory does not lead yet, or not all stages are registered; try again")
+        if self._ledger_task is not None:
+            self._ledger_task.cancel()
+        self._ledger = LedgerWriter(
+            self._client,
+            self._keys,
+            [fence, Fence(self._keys.router, hello.router_token)],
+            hello.router_etcd_lease,
+            written=desk.apply,
+            observe=self._txn_seconds.observe,
+        )
+        self._ledger_task = self._tasks.spawn(self._ledger.run(), "ledger")
+        outbox.put(
+            directory_pb2.AdmissionEvent(hello=directory_pb2.AdmissionHelloAck(directory_epoch=fence.create_revision))
+        )
+        live = frozenset(GrantId(g) for g in hello.live_grants)
+        desk.router_connected(outbox, self._ledger, PipelineEpoch(hello.pipeline_epoch), live)
+        return desk
+
+    @property
+    def leading(self) -> bool:
+        """Whether this directory leads."""
+        return self._fence is not None
+
+    async def status(self) -> prefill_pb2.DirectoryStatus:
+        """For operators."""
+        status = prefill_pb2.DirectoryStatus(reachable=True)
+        with contextlib.suppress(EtcdError, SessionLostError):
+            status.etcd_grant_records = len((await self._client.get_prefix(self._keys.grants)).items)
+        if self._desk is not None:
+            admission = self._desk.admission
+            status.grants = len(admission.grants)
+            status.hint_keys = admission.hints.sizes()[0]
+            status.rounds_in_flight = admission.rounds_in_flight
+            status.rounds_done = admission.rounds_done
+            status.stage_in_sync.extend(admission.in_sync(StageIndex(i)) for i in range(len(self._stages)))
+        return status

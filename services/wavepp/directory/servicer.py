@@ -1,0 +1,70 @@
+"""The directory's gRPC service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+from wavepp.core import admission_messages as am
+from wavepp.core.errors import PeerProtocolError
+from wavepp.core.ids import PipelineEpoch
+from wavepp.directory import convert
+from wavepp.directory.desk import Desk
+from wavepp.directory.leadership import Leadership
+from wavepp.infra.outbox import Outbox
+from wavepp.infra.streams import serve_stream
+from wavepp.v1 import directory_pb2, directory_pb2_grpc, prefill_pb2
+
+
+class DirectoryServicer(directory_pb2_grpc.DirectoryServiceServicer):
+    """Serves while this directory leads; one router at a time, a newer leader's stream ends the one before."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        self.address = ""
+        self._leadership = leadership
+
+    async def Admission(  # noqa: N802 - the generated name
+        self,
+        request_iterator: AsyncIterator[directory_pb2.AdmissionCommand],
+        context: grpc.aio.ServicerContext[directory_pb2.AdmissionCommand, directory_pb2.AdmissionEvent],
+    ) -> AsyncIterator[directory_pb2.AdmissionEvent]:
+        """Admission rounds, in the router's order."""
+        outbox: Outbox[directory_pb2.AdmissionEvent] = Outbox()
+        desk: Desk | None = None
+
+        def receive(command: directory_pb2.AdmissionCommand) -> None:
+            nonlocal desk
+            if desk is None:
+                if command.WhichOneof("command") != "hello":
+                    raise PeerProtocolError("the first message of the admission stream must be the hello")
+                desk = self._leadership.router_hello(command.hello, outbox)
+            elif desk.router is outbox:
+                self._command(desk, command)
+
+        async for event in serve_stream(request_iterator, outbox, receive):
+            yield event
+
+    def _command(self, desk: Desk, command: directory_pb2.AdmissionCommand) -> None:
+        match command.WhichOneof("command"):
+            case "admit":
+                desk.apply(convert.admit(command.admit, desk.block_tokens))
+            case "cancel":
+                desk.apply(am.CancelAttempts(convert.grant_ids(command.cancel.grants)))
+            case "computed":
+                desk.apply(am.GrantsComputed(convert.grant_ids(command.computed.grants)))
+            case "ended":
+                desk.apply(am.GrantsEnded(convert.grant_ids(command.ended.grants)))
+            case "epoch":
+                desk.apply(am.EpochMoved(PipelineEpoch(command.epoch.pipeline_epoch)))
+            case other:
+                raise PeerProtocolError(f"unexpected command {other!r} on the admission stream")
+
+    async def GetDirectoryStatus(  # noqa: N802 - the generated name
+        self,
+        request: directory_pb2.GetDirectoryStatusRequest,
+        context: grpc.aio.ServicerContext[directory_pb2.GetDirectoryStatusRequest, prefill_pb2.DirectoryStatus],
+    ) -> prefill_pb2.DirectoryStatus:
+        """What this directory knows; how many records etcd has is asked of etcd."""
+        status = await self._leadership.status()
+        status.address = self.address
+        return status

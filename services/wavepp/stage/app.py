@@ -1,0 +1,198 @@
+"""A stage worker process, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from wavepp.core.errors import InvalidInputError, WaveppError
+from wavepp.infra.errors import StartupError
+from wavepp.infra.etcd_keys import PipelineKeys
+from wavepp.infra.memory import resident_bytes
+from wavepp.infra.metrics import Metrics, watch_loop_lag
+from wavepp.infra.registration import StageRegistration
+from wavepp.infra.rpc import RpcServer
+from wavepp.infra.tasks import TaskOwner
+from wavepp.stage.config import StageConfig
+from wavepp.stage.gauges import export_gauges
+from wavepp.stage.links.base import LinkOptions
+from wavepp.stage.links.errors import LinkError
+from wavepp.stage.links.registry import make_transport
+from wavepp.stage.membership import Membership
+from wavepp.stage.model.base import ModelFacts, StageModel
+from wavepp.stage.model.errors import ModelError
+from wavepp.stage.model.factory import ModelOptions, open_stage_model, plan_model
+from wavepp.stage.model.profile import is_emulated
+from wavepp.stage.servicer import StageServicer
+from wavepp.stage.worker import StageWorker
+from wavepp.v1 import stage_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""With the default of 5 ms the event loop waits up to 29 ms for the interpreter lock while a step runs."""
+
+BOUNDARY_BYTES_PER_TOKEN: Final = 8
+"""Widest element of a boundary tensor (fp64, uint64)."""
+
+
+def stage_main(config: StageConfig) -> Any:
+    """The coroutine function that `run_process` takes."""
+
+    def main(stop: asyncio.Event) -> Coroutine[Any, Any, None]:
+        return run_stage(config, stop)
+
+    return main
+
+
+async def run_stage(config: StageConfig, stop: asyncio.Event) -> None:
+    """Load the model, listen, register, and work until `stop` is set. Raises StartupError."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    model, imports_bytes = await asyncio.to_thread(load_model, config)
+    facts = model.describe()
+    try:
+        transport = make_transport(config.link, link_options(config, facts), ucx_profile=config.ucx_profile)
+    except (LinkError, InvalidInputError) as error:
+        raise StartupError(str(error)) from error
+    client = config.etcd_client()
+    metrics = Metrics()
+    server = RpcServer()
+    try:
+        async with TaskOwner(stop) as tasks:
+            worker = StageWorker(config, model, facts, transport, tasks)
+            try:
+                await _serve(config, worker, facts, model, client, server, metrics, tasks, imports_bytes, stop)
+            finally:
+                await server.stop()
+                await worker.executor.close()
+                await worker.neighbours.close()
+    finally:
+        await client.close()
+        metrics.close()
+
+
+async def _serve(
+    config: StageConfig,
+    worker: StageWorker,
+    facts: ModelFacts,
+    model: StageModel,
+    client: Any,
+    server: RpcServer,
+    metrics: Metrics,
+    tasks: TaskOwner,
+    imports_bytes: int,
+    stop: asyncio.Event,
+) -> None:
+    servicer = StageServicer(
+        worker,
+        memory=model.memory(),
+        imports_bytes=imports_bytes,
+        emulated=is_emulated(config.model),
+        layers=(facts.first_layer, facts.last_layer),
+    )
+    server.add(stage_pb2_grpc.add_StageServiceServicer_to_server, servicer, "wavepp.v1.StageService")
+    port = await server.start(config.bind_host, config.bind_port)
+    address = config.advertised(port)
+    servicer.address = address
+    try:
+        link_address = await worker.neighbours.start(config.link_host or config.bind_host, config.link_port)
+    except (LinkError, OSError) as error:
+        raise StartupError(f"cannot listen for links: {error}") from error
+    metrics_port = metrics.serve(config.bind_host, config.metrics_port) if config.metrics_port >= 0 else -1
+    tasks.spawn(watch_loop_lag(metrics), "loop-lag", endless=True)
+    export_gauges(metrics, worker)
+    membership = Membership(
+        client,
+        PipelineKeys(config.cluster, config.pipeline),
+        registration_of(config, facts, address, link_address),
+        config.lease_ttl_s,
+        begin=worker.begin,
+        end=worker.lease_lost,
+    )
+    await membership.join()
+    tasks.spawn(membership.keep(), "membership", endless=True)
+    await server.set_serving(True)
+    _log.info(
+        "stage %d of %d ready at %s, layers [%d, %d), %s, metrics port %d",
+        config.stage,
+        config.stages,
+        address,
+        facts.first_layer,
+        facts.last_layer,
+        facts.compute or facts.dtype,
+        metrics_port,
+    )
+    await stop.wait()
+    await membership.close()
+
+
+def load_model(config: StageConfig) -> tuple[StageModel, int]:
+    """The model, and how much was resident once its libraries were imported. Raises StartupError. Blocks."""
+    try:
+        plan = plan_model(config.model, config.stages, config.layers, config.models_dir)
+        span = plan.spans[config.stage]
+        if not is_emulated(config.model):
+            import torch  # noqa: F401 - so that its cost is measured apart from the model's
+        imports_bytes = resident_bytes()
+        model = open_stage_model(
+            ModelOptions(
+                model=config.model,
+                stage=config.stage,
+                first_layer=span[0],
+                last_layer=span[1],
+                blocks=config.blocks,
+                block_tokens=config.block_tokens,
+                dtype=config.dtype,
+                device=config.device,
+                runner=config.runner,
+                precision=config.precision,
+                threads=config.threads,
+                wave_tokens_max=config.wave_tokens_max + config.wave_requests_max,
+                models_dir=config.models_dir,
+            )
+        )
+    except (ModelError, ImportError) as error:
+        raise StartupError(str(error)) from error
+    except WaveppError as error:
+        raise StartupError(f"model {config.model}: {error}") from error
+    return model, imports_bytes
+
+
+def link_options(config: StageConfig, facts: ModelFacts) -> LinkOptions:
+    """A link carries at most what one wave has at this cut."""
+    rows_max = config.wave_tokens_max + config.wave_requests_max
+    row_bytes = max(1, facts.hidden_size) * BOUNDARY_BYTES_PER_TOKEN
+    return LinkOptions(payload_bytes_max=max(1, len(facts.boundary)) * rows_max * row_bytes)
+
+
+def registration_of(config: StageConfig, facts: ModelFacts, address: str, link_address: str) -> StageRegistration:
+    """What this stage publishes; the incarnation is set when it registers."""
+    return StageRegistration(
+        stage=config.stage,
+        stages=config.stages,
+        incarnation="none",
+        address=address,
+        link_address=link_address,
+        first_layer=facts.first_layer,
+        last_layer=facts.last_layer,
+        layers_total=facts.layers_total,
+        model_name=facts.model_name,
+        model_type=facts.model_type,
+        fingerprint=facts.fingerprint,
+        vocab_size=facts.vocab_size,
+        tokens_max=facts.max_tokens,
+        dtype=facts.dtype,
+        cache_dtype=facts.cache_dtype,
+        block_tokens=facts.block_tokens,
+        alignment_tokens=facts.alignment_tokens,
+        wave_tokens_max=config.wave_tokens_max,
+        eos_token_ids=facts.eos_token_ids,
+        recurrent=facts.recurrent,
+        emulated=is_emulated(config.model),
+        kv_blocks=config.blocks,
+        state_slots=0,
+        snapshot_slots=0,
+    )

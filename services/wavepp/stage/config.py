@@ -1,0 +1,48 @@
+"""Settings of a stage worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+from wavepp.core.limits import STAGES_MAX
+from wavepp.infra.config import ProcessConfig
+
+
+class StageConfig(ProcessConfig):
+    """What `python -m wavepp.stage` takes."""
+
+    section: ClassVar[str] = "stage"
+
+    stage: int = Field(..., ge=0, lt=STAGES_MAX, description="Index of this stage, from 0.")
+    stages: int = Field(..., ge=1, le=STAGES_MAX, description="Number of stages of the pipeline (P).")
+    model: str = Field(..., min_length=1, description="Directory of a checkpoint, or emulated[:PROFILE].")
+    layers: tuple[int, ...] | None = Field(
+        None, description="Layers per stage, one number for every stage; balanced by cost if absent."
+    )
+    blocks: int = Field(1024, ge=2, description="Blocks of the kv pool.")
+    block_tokens: int = Field(64, ge=1, le=4096, description="Tokens a block (B).")
+    wave_tokens_max: int = Field(512, ge=1, description="Most prefill tokens of a wave (M); the same on all stages.")
+    wave_requests_max: int = Field(128, ge=1, le=512, description="Most requests of a wave.")
+    dtype: Literal["auto", "bf16", "fp32"] = Field("auto", description="auto: bf16 where the CPU has it.")
+    device: str = Field("cpu", description="Device to run on.")
+    threads: int = Field(1, ge=1, le=256, description="Threads of the model's operations.")
+    runner: Literal["auto", "fast", "hf"] = Field("auto", description="Own forward, or transformers' layers.")
+    precision: Literal["auto", "highest", "high", "medium"] = Field("auto", description="Of fp32 products.")
+    link: Literal["ucx", "socket"] = Field("ucx", description="What carries activations.")
+    ucx_profile: Literal["tcp", "shm"] = Field("tcp", description="shm: shared memory within one machine.")
+    link_host: str | None = Field(None, description="Address for links; that of advertise_address if absent.")
+    link_port: int = Field(0, ge=0, le=65535, description="Port for links; 0 takes a free one.")
+    models_dir: Path | None = Field(None, description="Where `wavepp model fetch` keeps checkpoints.")
+    validate_invariants: bool = Field(False, description="Check every invariant after every event (slow).")
+
+    @model_validator(mode="after")
+    def _check_stage(self) -> Self:
+        if self.stage >= self.stages:
+            raise ValueError(f"stage {self.stage} of {self.stages}: the last one is {self.stages - 1}")
+        if self.wave_tokens_max % self.block_tokens:
+            raise ValueError(
+                f"wave_tokens_max {self.wave_tokens_max} is no multiple of block_tokens {self.block_tokens}"
+            )
+        return self

@@ -1,0 +1,98 @@
+"""The executor thread: runs frozen jobs strictly in order, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from wavepp.core.frames import StepTime
+from wavepp.core.ids import GrantId, StageIndex, WaveId
+from wavepp.core.stage_messages import JobDone
+from wavepp.stage.model.base import Job, JobResult, StageModel
+
+_log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorJob:
+    """A job with when its wave arrived here (wall clock)."""
+
+    wave: WaveId
+    arrived_ns: int
+    job: Job
+
+
+class Executor:
+    """Owns the thread. Results come back on the event loop, in the order of the jobs.
+
+    `on_done` is called on the loop. A job that raises fails all its grants, with the error's text as reason: one bad
+    wave must not end the stage.
+    """
+
+    def __init__(self, model: StageModel, stage: StageIndex, on_done: Callable[[JobDone], None]) -> None:
+        self._model = model
+        self._stage = stage
+        self._on_done = on_done
+        self._loop = asyncio.get_running_loop()
+        self._jobs: queue.SimpleQueue[ExecutorJob | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
+        self.busy_ns = 0
+        self._thread.start()
+
+    def submit(self, job: ExecutorJob) -> None:
+        """Hand over a job; the sequencer bounds how many wait."""
+        self._jobs.put(job)
+
+    async def close(self) -> None:
+        """End the thread after the jobs that it has. It is a daemon: a job that hangs does not keep the process."""
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        while (work := self._jobs.get()) is not None:
+            start_ns, began = time.time_ns(), time.perf_counter_ns()
+            result, error = self._attempt(work.job)
+            duration_ns = time.perf_counter_ns() - began
+            self.busy_ns += duration_ns
+            step = StepTime(
+                self._stage,
+                start_ns,
+                duration_ns,
+                max(0, start_ns - work.arrived_ns),
+                sum(c.length for c in work.job.chunks),
+            )
+            done = self._done(work, step, result, error)
+            try:
+                self._loop.call_soon_threadsafe(self._on_done, done)
+            except RuntimeError:
+                # The loop is closed: the process ends, and nobody waits for this.
+                return
+
+    def _attempt(self, job: Job) -> tuple[JobResult | None, str]:
+        if not job.chunks:
+            return JobResult((), {}, (), 0), ""
+        try:
+            return self._model.run(job), ""
+        except Exception as error:  # noqa: BLE001 - told to the router as the reason of every grant of the wave
+            _log.exception("wave failed", extra={"wave": job.wave})
+            return None, f"{type(error).__name__}: {error}"[:200]
+
+    def _done(self, work: ExecutorJob, step: StepTime, result: JobResult | None, error: str) -> JobDone:
+        if result is None:
+            failed = tuple((GrantId(c.grant), error) for c in work.job.chunks)
+            return JobDone(work.wave, step, failed, ())
+        return JobDone(
+            work.wave,
+            step,
+            tuple((GrantId(f.grant), f.reason) for f in result.failed),
+            result.tensors,
+            tuple(result.samples.items()),
+        )

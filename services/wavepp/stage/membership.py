@@ -1,0 +1,153 @@
+"""A stage's place in etcd: its registration on the process' lease, and a new incarnation when that is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+import grpc
+from wavepp.core.ids import Incarnation
+from wavepp.infra.backoff import Backoff
+from wavepp.infra.errors import StartupError
+from wavepp.infra.etcd import EtcdClient
+from wavepp.infra.etcd_errors import EtcdError, SessionLostError
+from wavepp.infra.etcd_keys import PipelineKeys
+from wavepp.infra.etcd_session import Session
+from wavepp.infra.registration import RegistrationError, StageRegistration, check_fit
+from wavepp.infra.rpc import open_channel
+from wavepp.v1 import stage_pb2, stage_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S: Final = 1.0
+OWN_KEY_CHECK_S: Final = 2.0
+
+
+def new_incarnation() -> Incarnation:
+    """An identity that no process had before."""
+    return Incarnation(uuid.uuid4().hex[:16])
+
+
+class Membership:
+    """Keeps the stage registered. `begin` and `end` tell the worker which incarnation it is, or that it is none."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: PipelineKeys,
+        registration: StageRegistration,
+        lease_ttl_s: int,
+        *,
+        begin: Callable[[Incarnation], None],
+        end: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._registration = registration
+        self._lease_ttl_s = lease_ttl_s
+        self._begin = begin
+        self._end = end
+        self.session: Session | None = None
+
+    async def join(self) -> None:
+        """Register for the first time. Raises StartupError when etcd is away or the stage does not fit."""
+        try:
+            await self._check_neighbours()
+            await self._register()
+        except RegistrationError as error:
+            raise StartupError(str(error)) from error
+        except EtcdError as error:
+            raise StartupError(f"etcd: {error}") from error
+
+    async def keep(self) -> None:
+        """Stay registered for ever; a task of the process."""
+        backoff = Backoff()
+        while True:
+            session = self.session
+            if session is not None:
+                await self._until_gone(session)
+                self._end()
+                await session.close()
+                self.session = None
+            try:
+                await self._register()
+                backoff.reset()
+            except (EtcdError, StartupError) as error:
+                _log.warning("not registered, trying again: %s", error)
+                await asyncio.sleep(backoff.next_s())
+
+    async def close(self) -> None:
+        """Leave: the registration goes at once."""
+        if self.session is not None:
+            await self.session.close()
+
+    # ---- inside ----
+
+    async def _register(self) -> None:
+        await self._check_free()
+        session = Session(self._client, self._lease_ttl_s)
+        await session.start()
+        incarnation = new_incarnation()
+        registration = self._registration.model_copy(update={"incarnation": incarnation})
+        try:
+            # The stage must know who it is before anybody can read it in etcd.
+            self._begin(incarnation)
+            await self._client.put(self._keys.stage(registration.stage), registration.encode(), session.lease)
+        except EtcdError:
+            await session.close()
+            raise
+        self.session = session
+        _log.info("registered as stage %d, incarnation %s", registration.stage, incarnation)
+
+    async def _until_gone(self, session: Session) -> None:
+        """Return when the lease is lost, or when somebody else has taken this stage's key."""
+        key = self._keys.stage(self._registration.stage)
+        while not session.lost.is_set():
+            try:
+                async with asyncio.timeout(OWN_KEY_CHECK_S):
+                    await session.lost.wait()
+            except TimeoutError:
+                try:
+                    held = await self._client.get(key)
+                    if session.alive and (held is None or held.lease != session.lease):
+                        _log.error("another process has taken %s: this one steps back", key)
+                        return
+                except (EtcdError, SessionLostError):
+                    continue
+
+    async def _check_free(self) -> None:
+        """Refuse when a living process is registered as this stage. A dead one's entry is simply replaced."""
+        held = await self._client.get(self._keys.stage(self._registration.stage))
+        if held is None:
+            return
+        try:
+            other = StageRegistration.decode(held.value)
+        except RegistrationError:
+            return
+        if other.address == self._registration.address:
+            return
+        async with open_channel(other.address) as channel:
+            stub = stage_pb2_grpc.StageServiceStub(channel)
+            try:
+                status = await stub.GetStageStatus(stage_pb2.GetStageStatusRequest(), timeout=PROBE_TIMEOUT_S)
+            except grpc.aio.AioRpcError:
+                return
+        if status.incarnation == other.incarnation:
+            raise StartupError(
+                f"stage {other.stage} of pipeline {self._keys.pipeline} runs already at {other.address}; stop it "
+                "first, or choose another pipeline"
+            )
+
+    async def _check_neighbours(self) -> None:
+        snapshot = await self._client.get_prefix(self._keys.stages)
+        for item in snapshot.items:
+            try:
+                other = StageRegistration.decode(item.value)
+            except RegistrationError as error:
+                _log.warning("%s: %s", item.key, error)
+                continue
+            if other.stage != self._registration.stage:
+                check_fit(self._registration, other)

@@ -1,0 +1,168 @@
+"""A stage worker's state and what drives it: events into the sequencer, instructions out to streams and threads.
+
+Everything here runs on the event loop. Nothing awaits between an event and its instructions, so what the sequencer
+decided is on its way before the next event is looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from wavepp.core import stage_messages as sm
+from wavepp.core.cache_types import CacheShape, PoolSizes, pins_limit
+from wavepp.core.errors import PeerProtocolError
+from wavepp.core.ids import GrantId, Incarnation, PipelineEpoch, StageIndex
+from wavepp.core.sequencer import Sequencer
+from wavepp.core.stage_cache import StageCache
+from wavepp.infra.outbox import Outbox
+from wavepp.infra.tasks import TaskOwner
+from wavepp.stage import convert
+from wavepp.stage.config import StageConfig
+from wavepp.stage.executor import Executor, ExecutorJob
+from wavepp.stage.links.base import Transport
+from wavepp.stage.model.base import ModelFacts, StageModel
+from wavepp.stage.neighbours import Neighbours
+from wavepp.v1 import stage_pb2
+
+_log = logging.getLogger(__name__)
+
+WAVES_QUEUED_MAX = 128
+"""No router keeps a longer ring (2P, P at most 64)."""
+
+
+class StageWorker:
+    """One stage. `incarnation` changes when the process lost its etcd lease; the cache stays."""
+
+    def __init__(
+        self, config: StageConfig, model: StageModel, facts: ModelFacts, transport: Transport, tasks: TaskOwner
+    ) -> None:
+        self.config = config
+        self.stage = StageIndex(config.stage)
+        self.incarnation = Incarnation("")
+        self.control: Outbox[stage_pb2.ControlEvent] = Outbox()
+        self.rounds: Outbox[stage_pb2.RoundsEvent] = Outbox()
+        self.control.close()
+        self.rounds.close()
+        pins = pins_limit(config.blocks, config.block_tokens, config.stages, config.wave_tokens_max)
+        shape = CacheShape(facts.block_tokens, facts.alignment_tokens, facts.recurrent, PoolSizes(config.blocks), pins)
+        self.sequencer = Sequencer(
+            stage=self.stage,
+            stages=config.stages,
+            cache=StageCache(shape),
+            waves_queued_max=WAVES_QUEUED_MAX,
+            validate=config.validate_invariants,
+        )
+        self.executor = Executor(model, self.stage, self.apply)
+        self.neighbours = Neighbours(
+            cluster=config.cluster,
+            pipeline=config.pipeline,
+            stage=self.stage,
+            transport=transport,
+            tasks=tasks,
+            on_wave=self.wave_from_link,
+            on_sent=lambda epoch: self.apply(sm.WaveSent(epoch)),
+            on_ready=lambda epoch: self.apply(sm.LinksReady(epoch)),
+            on_lost=self._link_lost,
+        )
+        self.tokens_done = 0
+
+    # ---- identity ----
+
+    def begin(self, incarnation: Incarnation) -> None:
+        """Be this incarnation from now on."""
+        self.incarnation = incarnation
+        self.neighbours.identify(incarnation)
+
+    def lease_lost(self) -> None:
+        """For the others this process is dead: end everything, so that it holds nothing they do not know of."""
+        self.apply(sm.LeaseLost())
+        self.control.close()
+        self.rounds.close()
+        self.neighbours.identify(Incarnation(""))
+
+    # ---- events ----
+
+    def apply(self, event: sm.Event) -> None:
+        """Let the sequencer decide, and do what it says. Raises PeerProtocolError for what a peer must not send."""
+        for instruction in self.sequencer.handle(event):
+            self._do(instruction)
+        self._publish_changes()
+        self.neighbours.wants_wave(self.sequencer.wants_wave)
+
+    def wave_from_link(self, wave: sm.WaveArrived) -> None:
+        """A wave from the stage before."""
+        self.apply(wave)
+
+    def set_epoch(self, message: stage_pb2.SetEpoch) -> None:
+        """The router moved the epoch."""
+        epoch = PipelineEpoch(message.epoch)
+        self.apply(sm.EpochSet(epoch))
+        self.neighbours.set_epoch(epoch, message.next_link_address, message.next_incarnation)
+
+    def wave_from_router(self, message: stage_pb2.Wave) -> None:
+        """A wave for stage 0."""
+        if self.stage != 0:
+            raise PeerProtocolError(f"a wave came to stage {self.stage} from the router; waves go to stage 0")
+        self.apply(convert.wave_arrived(message, time.time_ns()))
+
+    def directory_connected(self, known: frozenset[GrantId]) -> stage_pb2.RoundsHelloAck:
+        """A directory leads the rounds; what it does not know and no wave has named ends here."""
+        # Changes that no directory has read are in the dump, or behind the cursor that the answer names.
+        self._publish_changes()
+        self.apply(sm.DirectoryConnected(known))
+        return stage_pb2.RoundsHelloAck(
+            incarnation=self.incarnation,
+            next_change=self.sequencer.cache.cursor,
+            committed_grants=[g.grant for g in self.sequencer.grants.live()],
+        )
+
+    def send_dump(self) -> None:
+        """Everything that is held, at once, so that no change comes between the pieces."""
+        for piece in self.sequencer.cache.dump():
+            self.rounds.put(stage_pb2.RoundsEvent(dump=convert.cache_dump(self.incarnation, piece)))
+
+    def _link_lost(self, epoch: PipelineEpoch, reason: str) -> None:
+        _log.warning("link lost: %s", reason, extra={"epoch": epoch})
+        self.control.put(stage_pb2.ControlEvent(link_lost=stage_pb2.LinkLost(epoch=epoch, reason=reason[:500])))
+
+    # ---- instructions ----
+
+    def _do(self, instruction: sm.Instruction) -> None:
+        match instruction:
+            case sm.RunJob():
+                payload = instruction.payload
+                arrived_ns = payload.arrived_ns if isinstance(payload, convert.WavePayload) else time.time_ns()
+                self.executor.submit(ExecutorJob(instruction.wave, arrived_ns, convert.model_job(instruction)))
+            case sm.SendWave():
+                self.neighbours.send(instruction)
+            case sm.ReportWave():
+                self.tokens_done += instruction.steps[-1].tokens if instruction.steps else 0
+                self.control.put(stage_pb2.ControlEvent(wave=convert.wave_done(instruction)))
+            case sm.ReportStep():
+                step = stage_pb2.StepDone(
+                    wave=instruction.wave, epoch=instruction.epoch, step=convert.step_time(instruction.step)
+                )
+                self.control.put(stage_pb2.ControlEvent(step=step))
+            case sm.AnswerPrepare():
+                answer = convert.prepare_answer(instruction.round, instruction.answers, self.sequencer.cache.room())
+                self.rounds.put(stage_pb2.RoundsEvent(prepared=answer))
+            case sm.AnswerLower():
+                answer = convert.prepare_answer(instruction.round, instruction.answers, self.sequencer.cache.room())
+                self.rounds.put(stage_pb2.RoundsEvent(lowered=answer))
+            case sm.AckEpoch():
+                self.control.put(stage_pb2.ControlEvent(epoch=stage_pb2.EpochAck(epoch=instruction.epoch)))
+                self.control.put(stage_pb2.ControlEvent(room=convert.room(self.sequencer.cache.room())))
+            case sm.TellFenced():
+                fenced = stage_pb2.GrantsFenced(pipeline_epoch=instruction.epoch)
+                self.rounds.put(stage_pb2.RoundsEvent(fenced=fenced))
+            case sm.ReportRoom():
+                self.control.put(stage_pb2.ControlEvent(room=convert.room(instruction.room)))
+
+    def _publish_changes(self) -> None:
+        cache = self.sequencer.cache
+        while True:
+            changes = cache.drain_changes()
+            if not changes.changes and not changes.gap:
+                return
+            self.rounds.put(stage_pb2.RoundsEvent(changes=convert.cache_changes(self.incarnation, changes)))
