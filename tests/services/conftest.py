@@ -10,12 +10,15 @@ from etcd_support import LossyProxy
 from wavepp.infra.etcd import EtcdClient
 from wavepp.infra.etcd_server import EtcdServer
 
+# A restarted etcd waits for about one election before it serves.
+_QUICK = ("--heartbeat-interval=50", "--election-timeout=500")
+
 
 @pytest.fixture(scope="session")
 def etcd_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """host:port of an etcd that all tests share; use a key prefix of your own."""
     directory = tmp_path_factory.mktemp("etcd")
-    server = EtcdServer(directory / "data", directory / "etcd.log", fsync=False)
+    server = EtcdServer(directory / "data", directory / "etcd.log", fsync=False, flags=_QUICK)
     server.start()
     try:
         yield server.endpoint
@@ -26,7 +29,7 @@ def etcd_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def own_etcd(tmp_path: Path) -> Iterator[EtcdServer]:
     """An etcd for this test alone, to be stopped, frozen and started again."""
-    server = EtcdServer(tmp_path / "data", tmp_path / "etcd.log", fsync=False)
+    server = EtcdServer(tmp_path / "data", tmp_path / "etcd.log", fsync=False, flags=_QUICK)
     server.start()
     try:
         yield server

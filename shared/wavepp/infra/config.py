@@ -44,8 +44,8 @@ class Config(BaseSettings):
 
     section: ClassVar[str] = ""
 
-    config: Path | None = Field(None, description="Read settings from this TOML file.")
-    print_config: bool = Field(False, description="Print the settings in effect as TOML and exit.")
+    config: Path | None = Field(default=None, description="Read settings from this TOML file.")
+    print_config: bool = Field(default=False, description="Print the settings in effect as TOML and exit.")
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, extra="forbid", frozen=True, validate_default=True, protected_namespaces=()

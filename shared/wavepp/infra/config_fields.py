@@ -27,7 +27,10 @@ def _split(value: Any) -> Any:
 
 def _host_port(value: str) -> str:
     """Accepts host:port, with http:// before it as other etcd clients want it."""
-    bare = value.removeprefix("http://").removeprefix("https://").rstrip("/")
+    if value.startswith("https://"):
+        # Taken as it is, it would be spoken to in clear text.
+        raise ValueError(f"{value!r}: write host:port, and set etcd_tls")
+    bare = value.removeprefix("http://").rstrip("/")
     found = _HOST_PORT.fullmatch(bare)
     if not found or not 0 < int(found["port"]) < 65536:
         raise ValueError(f"{value!r} is not host:port")
@@ -50,23 +53,23 @@ ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
 class ClusterFields(BaseModel):
     """Who belongs together."""
 
-    cluster: Name = Field("default", description="Name of the cluster; everything in etcd lies below it.")
-    pipeline: Name = Field("p0", description="Name of the pipeline.")
+    cluster: Name = Field(default="default", description="Name of the cluster; everything in etcd lies below it.")
+    pipeline: Name = Field(default="p0", description="Name of the pipeline.")
 
 
 class EtcdFields(BaseModel):
     """How to reach etcd, and how long it lets this process live without a word."""
 
     etcd_endpoints: HostPorts = Field(
-        ("127.0.0.1:2379",), min_length=1, max_length=_ENDPOINTS_MAX, description="etcd's endpoints, host:port."
+        default=("127.0.0.1:2379",), min_length=1, max_length=_ENDPOINTS_MAX, description="etcd's endpoints, host:port."
     )
-    etcd_tls: bool = Field(False, description="Speak TLS to etcd (implied by the files below).")
-    etcd_ca_file: ExistingFile | None = Field(None, description="CA certificate for etcd, PEM.")
-    etcd_cert_file: ExistingFile | None = Field(None, description="Client certificate for etcd, PEM.")
-    etcd_key_file: ExistingFile | None = Field(None, description="Key of the client certificate, PEM.")
-    etcd_timeout_s: float = Field(3.0, ge=0.1, le=60.0, description="Time limit of each call to etcd.")
+    etcd_tls: bool = Field(default=False, description="Speak TLS to etcd (implied by the files below).")
+    etcd_ca_file: ExistingFile | None = Field(default=None, description="CA certificate for etcd, PEM.")
+    etcd_cert_file: ExistingFile | None = Field(default=None, description="Client certificate for etcd, PEM.")
+    etcd_key_file: ExistingFile | None = Field(default=None, description="Key of the client certificate, PEM.")
+    etcd_timeout_s: float = Field(default=3.0, ge=0.1, le=60.0, description="Time limit of each call to etcd.")
     lease_ttl_s: int = Field(
-        10,
+        default=10,
         ge=LEASE_TTL_MIN_S,
         le=LEASE_TTL_MAX_S,
         description="A process that is silent for so long counts as dead.",
@@ -93,10 +96,10 @@ class EtcdFields(BaseModel):
 class BindFields(BaseModel):
     """Where this process listens, and under which address others reach it."""
 
-    bind_host: str = Field("127.0.0.1", max_length=253, description="Address to listen on; 0.0.0.0 for all.")
-    bind_port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
+    bind_host: str = Field(default="127.0.0.1", max_length=253, description="Address to listen on; 0.0.0.0 for all.")
+    bind_port: int = Field(default=0, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
     advertise_address: str | None = Field(
-        None, max_length=260, description="host or host:port for others to connect to; bind address if absent."
+        default=None, max_length=260, description="host or host:port for others to connect to; bind address if absent."
     )
 
     @model_validator(mode="after")
@@ -121,16 +124,16 @@ class BindFields(BaseModel):
 class ObserveFields(BaseModel):
     """Logs, metrics, traces, files."""
 
-    log_level: LogLevel = Field("info", description="Least severe level that is logged.")
-    log_format: LogFormat = Field("json", description="json: an object a line; console: for people.")
+    log_level: LogLevel = Field(default="info", description="Least severe level that is logged.")
+    log_format: LogFormat = Field(default="json", description="json: an object a line; console: for people.")
     metrics_port: int = Field(
-        0, ge=-1, le=65535, description="Port of /metrics (Prometheus); 0 takes a free one, -1 turns it off."
+        default=0, ge=-1, le=65535, description="Port of /metrics (Prometheus); 0 takes a free one, -1 turns it off."
     )
-    trace_file: Path | None = Field(None, description="Write spans there, a JSON object a line.")
+    trace_file: Path | None = Field(default=None, description="Write spans there, a JSON object a line.")
     trace_sample_ratio: float = Field(
-        1.0, ge=0.0, le=1.0, description="Share of traces that begin here and are kept, if tracing is on."
+        default=1.0, ge=0.0, le=1.0, description="Share of traces that begin here and are kept, if tracing is on."
     )
-    run_dir: Path = Field(Path(".wavepp"), description="Directory for files that the process writes.")
+    run_dir: Path = Field(default=Path(".wavepp"), description="Directory for files that the process writes.")
 
     def tracing(self, **attributes: str) -> TracingOptions:
         """Options for `setup_telemetry`; `attributes` describe the process, such as stage="2"."""

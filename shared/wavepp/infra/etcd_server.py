@@ -6,11 +6,13 @@ import http.client
 import importlib.resources
 import logging
 import re
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -24,6 +26,8 @@ STOP_TIMEOUT_S: Final = 5.0
 PORT_TRIES: Final = 5
 _VERSION_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.02
+_ASK_TIMEOUT_S: Final = 1.0
+_ANSWER_BYTES_MAX: Final = 65536
 _LOG_TAIL_BYTES: Final = 4096
 _AUTO_COMPACTION = ("--auto-compaction-mode=periodic", "--auto-compaction-retention=10m")
 
@@ -56,11 +60,21 @@ class EtcdServer:
     The ports are chosen at the first start and kept, so that `start` after `stop` is a restart with the same data.
     """
 
-    def __init__(self, data_dir: Path, log_file: Path, *, binary: Path | None = None, fsync: bool = True) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        log_file: Path,
+        *,
+        binary: Path | None = None,
+        fsync: bool = True,
+        flags: Sequence[str] = (),
+    ) -> None:
+        """`flags` are added to etcd's command line as they are. Without `fsync` a crash may lose writes: for tests."""
         self._data_dir = data_dir
         self._log_file = log_file
         self._binary = binary
         self._fsync = fsync
+        self._flags = tuple(flags)
         self._ports: tuple[int, int] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -89,8 +103,10 @@ class EtcdServer:
         for _ in range(PORT_TRIES):
             ports = self._ports or _free_ports()
             offset = self._log_file.stat().st_size if self._log_file.exists() else 0
-            self._process = self._spawn(self._binary, ports)
-            if self._wait_ready(ports[0], timeout_s):
+            # A name of its own for each start, to know our process from another that answers at the same port.
+            name = f"local-{secrets.token_hex(4)}"
+            self._process = self._spawn(self._binary, name, ports)
+            if self._wait_ready(name, ports[0], timeout_s):
                 self._ports = ports
                 return
             self.stop()
@@ -117,19 +133,20 @@ class EtcdServer:
         """The exit code if the process has ended by itself, else None."""
         return self._process.poll() if self._process is not None else None
 
-    def _spawn(self, binary: Path, ports: tuple[int, int]) -> subprocess.Popen[bytes]:
+    def _spawn(self, binary: Path, name: str, ports: tuple[int, int]) -> subprocess.Popen[bytes]:
         client, peer = (f"http://127.0.0.1:{port}" for port in ports)
         command = [
             str(binary),
-            "--name=local",
+            f"--name={name}",
             f"--data-dir={self._data_dir}",
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=local={peer}",
+            f"--initial-cluster={name}={peer}",
             *_AUTO_COMPACTION,
             *(() if self._fsync else ("--unsafe-no-fsync",)),
+            *self._flags,
         ]
         with self._log_file.open("ab") as log:
             try:
@@ -141,19 +158,11 @@ class EtcdServer:
             except OSError as error:
                 raise StartupError(f"cannot run etcd: {error}") from error
 
-    def _wait_ready(self, port: int, timeout_s: float) -> bool:
+    def _wait_ready(self, name: str, port: int, timeout_s: float) -> bool:
         ends = time.monotonic() + timeout_s
         while time.monotonic() < ends and self._process is not None and self._process.poll() is None:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
-            try:
-                connection.request("GET", "/health")
-                if b'"true"' in connection.getresponse().read(1024):
-                    # Another process may answer there, if ours has lost the race for the port.
-                    return self._process.poll() is None
-            except (OSError, http.client.HTTPException):
-                pass
-            finally:
-                connection.close()
+            if _healthy(port) and f'"{name}"'.encode() in _ask(port, "POST", "/v3/cluster/member/list", "{}"):
+                return True
             time.sleep(_POLL_S)
         return False
 
@@ -162,6 +171,22 @@ class EtcdServer:
             end = log.seek(0, 2)
             log.seek(max(offset, end - _LOG_TAIL_BYTES))
             return log.read().decode("utf-8", "replace")
+
+
+def _healthy(port: int) -> bool:
+    return b'"true"' in _ask(port, "GET", "/health")
+
+
+def _ask(port: int, method: str, path: str, body: str | None = None) -> bytes:
+    """The answer's body, or nothing when there is no answer (yet)."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ASK_TIMEOUT_S)
+    try:
+        connection.request(method, path, body)
+        return connection.getresponse().read(_ANSWER_BYTES_MAX)
+    except (OSError, http.client.HTTPException):
+        return b""
+    finally:
+        connection.close()
 
 
 def _free_ports() -> tuple[int, int]:

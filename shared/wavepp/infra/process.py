@@ -59,12 +59,17 @@ async def _supervise(main: Main, name: str, stop_grace_s: float) -> int:
     stop = asyncio.Event()
     task = asyncio.ensure_future(main(stop))
 
+    def limit_the_rest() -> None:
+        # From the signal on the end is certain, even if the event loop itself hangs.
+        faulthandler.dump_traceback_later(stop_grace_s + CANCEL_GRACE_S, exit=True, file=_stderr())
+
     def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
             _log.warning("%s: second signal, stopping at once", name)
             task.cancel()
             return
         _log.info("%s: %s, stopping (at most %.0f s)", name, number.name, stop_grace_s)
+        limit_the_rest()
         stop.set()
 
     for number in _SIGNALS:
@@ -73,8 +78,7 @@ async def _supervise(main: Main, name: str, stop_grace_s: float) -> int:
     try:
         await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            # From here on the end is certain, even if the loop itself hangs.
-            faulthandler.dump_traceback_later(stop_grace_s + CANCEL_GRACE_S, exit=True, file=_stderr())
+            limit_the_rest()  # whoever has set `stop`
             await asyncio.wait({task}, timeout=stop_grace_s)
         if not task.done():
             _log.error("%s: not stopped within %.0f s, cancelling: %s", name, stop_grace_s, _stack(task))
