@@ -1,0 +1,116 @@
+"""For operators: what every process of the pipeline holds and does, and the last waves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import grpc
+from wavepp.infra.rpc import open_channel
+from wavepp.router.leadership import Leadership
+from wavepp.v1 import directory_pb2, directory_pb2_grpc, prefill_pb2, prefill_pb2_grpc, stage_pb2, stage_pb2_grpc
+
+ASK_TIMEOUT_S: Final = 2.0
+
+
+class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
+    """Asks the directory and every stage when it is asked; one that does not answer is said to be unreachable."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        self.address = ""
+        self._leadership = leadership
+
+    async def GetStatus(  # noqa: N802 - the generated name
+        self,
+        request: prefill_pb2.GetStatusRequest,
+        context: grpc.aio.ServicerContext[prefill_pb2.GetStatusRequest, prefill_pb2.GetStatusResponse],
+    ) -> prefill_pb2.GetStatusResponse:
+        """The whole pipeline at a glance."""
+        leadership = self._leadership
+        asking = asyncio.gather(*(self._ask_stage(index) for index in sorted(leadership.stages)))
+        directory = await self._ask_directory()
+        stages = await asking
+        pipeline, engine = leadership.pipeline, leadership.engine
+        return prefill_pb2.GetStatusResponse(
+            cluster=leadership.config.cluster,
+            pipeline=leadership.config.pipeline,
+            state=self.state(),
+            pipeline_epoch=engine.dispatcher.epoch if engine else 0,
+            directory_epoch=leadership.directory.directory_epoch,
+            router=self._router(pipeline.keeper.raised if pipeline else 0),
+            directory=directory,
+            stages=stages,
+        )
+
+    def state(self) -> str:
+        """One line for people."""
+        leadership = self._leadership
+        if leadership.misfit:
+            return f"stages do not fit: {leadership.misfit}"
+        if not leadership.leading or leadership.pipeline is None:
+            return "waiting for all stages" if leadership.engine is None else "standby"
+        keeper = leadership.pipeline.keeper
+        if keeper.phase.value != "serving":
+            missing = ", ".join(str(s) for s in keeper.missing)
+            return keeper.phase.value + (f": no stage {missing}" if missing else f": {keeper.reason}")
+        if leadership.etcd_away:
+            return "degraded: etcd is away; what runs goes on, new requests wait"
+        if leadership.directory.reason:
+            return f"degraded: directory: {leadership.directory.reason}"
+        return "serving"
+
+    async def GetTimeline(  # noqa: N802 - the generated name
+        self,
+        request: prefill_pb2.GetTimelineRequest,
+        context: grpc.aio.ServicerContext[prefill_pb2.GetTimelineRequest, prefill_pb2.GetTimelineResponse],
+    ) -> prefill_pb2.GetTimelineResponse:
+        """Finished waves."""
+        engine = self._leadership.engine
+        waves = engine.timeline.last(request.waves_max) if engine else []
+        return prefill_pb2.GetTimelineResponse(waves=waves)
+
+    def _router(self, epochs_raised: int) -> prefill_pb2.RouterStatus:
+        status = prefill_pb2.RouterStatus(
+            address=self.address, policy=self._leadership.config.policy, epochs_raised=epochs_raised
+        )
+        engine = self._leadership.engine
+        if engine is not None:
+            dispatcher = engine.dispatcher
+            status.queued = dispatcher.queued
+            status.admitting = dispatcher.admitting
+            status.running = dispatcher.running
+            status.waves_in_flight = dispatcher.waves_in_flight
+            status.waves_done = dispatcher.waves_done
+            status.requests_done = dispatcher.requests_done
+            status.requests_failed = dispatcher.requests_failed
+        return status
+
+    async def _ask_directory(self) -> prefill_pb2.DirectoryStatus:
+        address = self._leadership.directory.address
+        if address:
+            async with open_channel(address) as channel:
+                stub = directory_pb2_grpc.DirectoryServiceStub(channel)
+                try:
+                    return await stub.GetDirectoryStatus(
+                        directory_pb2.GetDirectoryStatusRequest(), timeout=ASK_TIMEOUT_S
+                    )
+                except grpc.aio.AioRpcError:
+                    pass
+        return prefill_pb2.DirectoryStatus(address=address, reachable=False)
+
+    async def _ask_stage(self, index: int) -> prefill_pb2.StageStatus:
+        registration = self._leadership.stages[index]
+        async with open_channel(registration.address) as channel:
+            stub = stage_pb2_grpc.StageServiceStub(channel)
+            try:
+                return await stub.GetStageStatus(stage_pb2.GetStageStatusRequest(), timeout=ASK_TIMEOUT_S)
+            except grpc.aio.AioRpcError:
+                return prefill_pb2.StageStatus(
+                    stage=index,
+                    address=registration.address,
+                    incarnation=registration.incarnation,
+                    first_layer=registration.first_layer,
+                    last_layer=registration.last_layer,
+                    emulated=registration.emulated,
+                    reachable=False,
+                )

@@ -1,0 +1,119 @@
+"""A router process, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from wavepp.core.requests import FailureKind
+from wavepp.infra.errors import StartupError
+from wavepp.infra.etcd_errors import EtcdError
+from wavepp.infra.metrics import Metrics, watch_loop_lag
+from wavepp.infra.rpc import RpcServer
+from wavepp.infra.tasks import TaskOwner
+from wavepp.infra.telemetry import setup_telemetry
+from wavepp.router.admin import AdminServicer
+from wavepp.router.config import RouterConfig
+from wavepp.router.errors import STATUS
+from wavepp.router.front_door import PrefillServicer
+from wavepp.router.gauges import export_gauges
+from wavepp.router.leadership import Leadership
+from wavepp.router.tokenizer import TextCodec
+from wavepp.router.tracing import Tracing
+from wavepp.v1 import prefill_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+WATCH_PERIOD_S: Final = 0.5
+DRAIN_S: Final = 20.0
+
+
+def router_main(config: RouterConfig) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
+    """The coroutine function that `run_process` takes."""
+
+    def main(stop: asyncio.Event) -> Coroutine[Any, Any, None]:
+        return run_router(config, stop)
+
+    return main
+
+
+async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set, then let what runs end. Raises StartupError."""
+    codec = await asyncio.to_thread(TextCodec, config.tokenizer) if config.tokenizer else None
+    client = config.etcd_client()
+    metrics = Metrics()
+    telemetry = setup_telemetry("wavepp-router", config.tracing(pipeline=config.pipeline))
+    server = RpcServer(errors=STATUS)
+    try:
+        async with TaskOwner(stop) as tasks:
+            try:
+                await client.get("/wavepp/")
+            except EtcdError as error:
+                raise StartupError(f"etcd: {error}") from error
+            leadership = Leadership(config, client, codec, tasks)
+            tracing = Tracing(telemetry)
+            front_door, admin = PrefillServicer(leadership, tracing), AdminServicer(leadership)
+            server.add(prefill_pb2_grpc.add_PrefillServiceServicer_to_server, front_door, "wavepp.v1.PrefillService")
+            server.add(prefill_pb2_grpc.add_AdminServiceServicer_to_server, admin, "wavepp.v1.AdminService")
+            port = await server.start(config.bind_host, config.bind_port)
+            admin.address = config.advertised(port)
+            if config.metrics_port >= 0:
+                metrics.serve(config.bind_host, config.metrics_port)
+            export_gauges(metrics, leadership)
+            tasks.spawn(watch_loop_lag(metrics), "loop-lag", endless=True)
+            tasks.spawn(leadership.watch_stages(), "watch-stages", endless=True)
+            tasks.spawn(leadership.directory.follow(), "follow-directory", endless=True)
+            tasks.spawn(leadership.run(admin.address), "leadership", endless=True)
+            tasks.spawn(watch_progress(leadership, front_door, admin, server), "watch-progress")
+            if telemetry.enabled:
+                tasks.spawn(tracing.write(), "trace-write", endless=True)
+            _log.info("router listening at %s", admin.address)
+            await stop.wait()
+            await _drain(leadership, front_door, server)
+    finally:
+        await client.close()
+        metrics.close()
+        await asyncio.to_thread(telemetry.shutdown)
+
+
+async def _drain(leadership: Leadership, front_door: PrefillServicer, server: RpcServer) -> None:
+    """Take no new requests, let those that run end within the time, fail the rest."""
+    front_door.drain()
+    await server.set_serving(False)
+    engine = leadership.engine
+    if engine is not None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                await engine.until_idle()
+        engine.fail_all(FailureKind.SHUTDOWN, "this router stops; send the request again")
+    await server.stop()
+
+
+async def watch_progress(
+    leadership: Leadership, front_door: PrefillServicer, admin: AdminServicer, server: RpcServer
+) -> None:
+    """Readiness follows progress, and a pipeline that does no wave is restarted; a task of the process.
+
+    Serving: this router leads, the pipeline holds an epoch, and no work has been waiting without a wave done for
+    `readiness_stall_s`. A degraded pipeline (etcd away) is still serving what it has.
+    """
+    config = leadership.config
+    serving = False
+    while not front_door.draining:
+        await asyncio.sleep(WATCH_PERIOD_S)
+        engine, pipeline = leadership.engine, leadership.pipeline
+        ready = engine is not None and pipeline is not None and pipeline.keeper.phase.value == "serving"
+        if engine is not None and pipeline is not None and ready:
+            stalled_s = time.monotonic() - engine.last_progress
+            if engine.dispatcher.waves_in_flight and stalled_s > config.wave_timeout_s:
+                pipeline.stalled(f"no wave was done for {stalled_s:.0f} s")
+            if not engine.dispatcher.idle and stalled_s > config.readiness_stall_s:
+                ready = False
+        if ready != serving:
+            serving = ready
+            _log.info("readiness: %s (%s)", "serving" if ready else "not serving", admin.state())
+            await server.set_serving(ready)

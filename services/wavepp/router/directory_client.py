@@ -1,0 +1,116 @@
+"""The router's side of the admission stream: to whichever directory leads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import grpc
+from wavepp.core import dispatch_messages as dm
+from wavepp.core.errors import PeerProtocolError
+from wavepp.infra.backoff import Backoff
+from wavepp.infra.etcd import EtcdClient
+from wavepp.infra.etcd_keys import PipelineKeys
+from wavepp.infra.etcd_watch import Delete, Put, Reset, snapshot_watch
+from wavepp.infra.outbox import Outbox, OutboxFullError
+from wavepp.infra.rpc import open_channel
+from wavepp.router import convert
+from wavepp.v1 import directory_pb2, directory_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+COMMANDS_MAX: Final = 16_384
+CONNECT_TIMEOUT_S: Final = 3.0
+
+
+class DirectoryClient:
+    """Keeps the stream to the leading directory. `hello` makes the first message of each stream."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: PipelineKeys,
+        *,
+        hello: Callable[[], directory_pb2.AdmissionHello],
+        apply: Callable[[dm.Event], None],
+    ) -> None:
+        self.address = ""
+        self.directory_epoch = 0
+        self.reason = "no directory leads"
+        self._client = client
+        self._keys = keys
+        self._hello = hello
+        self._apply = apply
+        self._outbox: Outbox[directory_pb2.AdmissionCommand] = Outbox(COMMANDS_MAX)
+        self._outbox.close()
+        self._moved = asyncio.Event()
+
+    def send(self, command: directory_pb2.AdmissionCommand) -> None:
+        """Put a command on the stream; dropped while there is none (the next hello says what is alive)."""
+        self._outbox.put(command)
+
+    async def follow(self) -> None:
+        """Follow who leads; a task of the process."""
+        async with contextlib.aclosing(snapshot_watch(self._client, self._keys.directory)) as events:
+            async for event in events:
+                match event:
+                    case Reset():
+                        found = [i.value.decode() for i in event.items if i.key == self._keys.directory]
+                        self.address = found[0] if found else ""
+                    case Put() if event.item.key == self._keys.directory:
+                        self.address = event.item.value.decode()
+                    case Delete() if event.key == self._keys.directory:
+                        self.address = ""
+                self._moved.set()
+
+    async def run(self) -> None:
+        """Connect, and connect again, for ever; a task of the process."""
+        backoff = Backoff()
+        while True:
+            if not self.address:
+                self._moved.clear()
+                await self._moved.wait()
+                continue
+            self.reason = "connecting"
+            try:
+                async with open_channel(self.address) as channel:
+                    await self._talk(directory_pb2_grpc.DirectoryServiceStub(channel), backoff)
+                self.reason = "the admission stream ended"
+            except grpc.aio.AioRpcError as error:
+                self.reason = f"{error.code().name}: {error.details()}"
+            except (PeerProtocolError, OutboxFullError, TimeoutError) as error:
+                self.reason = str(error) or "no answer in time"
+            finally:
+                self._outbox.close()
+                self._apply(dm.DirectoryChanged(ready=False, new_stream=True))
+            _log.warning("directory at %s: %s", self.address or "(none)", self.reason)
+            await asyncio.sleep(backoff.next_s())
+
+    async def _talk(self, stub: directory_pb2_grpc.DirectoryServiceAsyncStub, backoff: Backoff) -> None:
+        self._outbox = Outbox(COMMANDS_MAX)
+        self._outbox.put(directory_pb2.AdmissionCommand(hello=self._hello()))
+        call = stub.Admission(aiter(self._outbox))
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                first = await call.read()
+            if not isinstance(first, directory_pb2.AdmissionEvent) or first.WhichOneof("event") != "hello":
+                raise PeerProtocolError("the directory did not answer the hello")
+            self.directory_epoch = first.hello.directory_epoch
+            backoff.reset()
+            async for event in call:
+                self._received(event)
+        finally:
+            call.cancel()
+
+    def _received(self, event: directory_pb2.AdmissionEvent) -> None:
+        match event.WhichOneof("event"):
+            case "decisions":
+                self._apply(convert.decided(event.decisions))
+            case "health":
+                self.reason = event.health.reason
+                self._apply(dm.DirectoryChanged(ready=event.health.ready))
+            case other:
+                raise PeerProtocolError(f"unexpected event {other!r} on the admission stream")

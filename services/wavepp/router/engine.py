@@ -1,0 +1,131 @@
+"""What drives the dispatcher: events in from clients and streams, instructions out to streams and clients.
+
+Everything runs on the event loop; nothing awaits between an event and its instructions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from wavepp.core import dispatch_messages as dm
+from wavepp.core.dispatch import Dispatcher
+from wavepp.core.ids import RequestId
+from wavepp.core.requests import FailureKind, NewRequest
+from wavepp.router import convert
+from wavepp.router.calls import Call
+from wavepp.router.errors import error_of
+from wavepp.router.timeline import Timeline
+from wavepp.v1 import directory_pb2, stage_pb2
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Outlets:
+    """Where instructions go. Each drops what is sent while its stream is down: the next epoch makes it void."""
+
+    directory: Callable[[directory_pb2.AdmissionCommand], None]
+    stage0: Callable[[stage_pb2.ControlCommand], None]
+
+
+class Engine:
+    """Owns the dispatcher, the calls that wait, and the timers."""
+
+    def __init__(self, dispatcher: Dispatcher, outlets: Outlets, timeline: Timeline) -> None:
+        self.dispatcher = dispatcher
+        self.timeline = timeline
+        self.last_progress = time.monotonic()
+        """When a wave was done last, or work appeared where there was none."""
+        self._outlets = outlets
+        self._calls: dict[RequestId, Call] = {}
+        self._loop = asyncio.get_running_loop()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._started_ns = time.time_ns() - time.monotonic_ns()
+
+    # ---- clients ----
+
+    def submit(self, new: NewRequest, *, traced: bool) -> Call:
+        """Take a request in. Raises what `Dispatcher.check` raises."""
+        if self.dispatcher.idle:
+            self.last_progress = time.monotonic()
+        self.dispatcher.check(new.request, len(new.prompt) // 4)
+        call = Call(new.request, traced)
+        self._calls[new.request] = call
+        self.apply(dm.Submit(new))
+        return call
+
+    def stop(self, request: RequestId, kind: FailureKind, message: str) -> None:
+        """The client is gone, or its deadline passed. Does nothing when the request has ended."""
+        if request in self._calls:
+            self.apply(dm.Stop(request, kind, message))
+
+    def fail_all(self, kind: FailureKind, message: str) -> None:
+        """End every request (the process stops)."""
+        for request in list(self._calls):
+            self.stop(request, kind, message)
+
+    @property
+    def waiting_calls(self) -> int:
+        """Clients that wait."""
+        return len(self._calls)
+
+    def wall_ns(self, monotonic_ms: float) -> int:
+        """Wall clock, in nanoseconds, of a time on the dispatcher's clock."""
+        return self._started_ns + int(monotonic_ms * 1e6)
+
+    # ---- events and instructions ----
+
+    def apply(self, event: dm.Event) -> None:
+        """Let the dispatcher decide, and do what it says."""
+        if isinstance(event, dm.WaveDone):
+            self._wave_done(event)
+        elif isinstance(event, dm.PipelineBroken):
+            self.timeline.reset()
+        for instruction in self.dispatcher.handle(event, time.monotonic_ns() / 1e6):
+            self._do(instruction)
+        if self.dispatcher.idle:
+            self._idle.set()
+        else:
+            self._idle.clear()
+
+    async def until_idle(self) -> None:
+        """Return when no request and no end of a grant is under way."""
+        await self._idle.wait()
+
+    def _wave_done(self, event: dm.WaveDone) -> None:
+        self.last_progress = time.monotonic()
+        entry = self.timeline.done(event.wave, event.steps, time.time_ns())
+        if entry is None:
+            return
+        for request, _, _, _ in entry.chunks:
+            call = self._calls.get(request)
+            if call is not None and call.traced:
+                call.waves.append(entry)
+
+    def _do(self, instruction: dm.Instruction) -> None:
+        match instruction:
+            case dm.IssueWave():
+                now_ns = time.time_ns()
+                self.timeline.issued(instruction.wave, instruction.epoch, instruction.chunks, now_ns)
+                self._outlets.stage0(stage_pb2.ControlCommand(wave=convert.wave(instruction, now_ns)))
+            case dm.EmitToken():
+                call = self._calls.get(instruction.request)
+                if call is not None:
+                    call.token(instruction.index, instruction.chosen)
+            case dm.Finish(outcome=outcome):
+                call = self._calls.pop(outcome.request, None)
+                if call is not None:
+                    call.finish(outcome)
+            case dm.Fail(failure=failure):
+                call = self._calls.pop(failure.request, None)
+                if call is not None:
+                    call.fail(error_of(failure))
+            case dm.RetryAfter(delay_ms=delay_ms):
+                self._loop.call_later(delay_ms / 1000, self.apply, dm.RetryDue())
+            case _:
+                self._outlets.directory(convert.admission_command(instruction))

@@ -1,0 +1,153 @@
+"""The client API: one prefill request in, its tokens out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from wavepp.core.ids import RequestId
+from wavepp.core.limits import MESSAGE_BYTES_MAX
+from wavepp.core.requests import FailureKind
+from wavepp.router import convert
+from wavepp.router.calls import Call
+from wavepp.router.engine import Engine
+from wavepp.router.errors import DeadlineError, NotServingError
+from wavepp.router.leadership import Leadership
+from wavepp.router.tokenizer import StreamDecoder
+from wavepp.router.tracing import RequestTrace, Tracing
+from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+TRACEPARENT = "traceparent"
+
+
+class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
+    """Checks, takes in, waits, answers. A client that goes away stops its request, wherever that is."""
+
+    def __init__(self, leadership: Leadership, tracing: Tracing) -> None:
+        self._leadership = leadership
+        self._tracing = tracing
+        self.draining = False
+
+    def drain(self) -> None:
+        """Take no new requests."""
+        self.draining = True
+
+    async def Prefill(  # noqa: N802 - the generated name
+        self,
+        request: prefill_pb2.PrefillRequest,
+        context: grpc.aio.ServicerContext[prefill_pb2.PrefillRequest, prefill_pb2.PrefillResponse],
+    ) -> prefill_pb2.PrefillResponse:
+        """The whole answer at once."""
+        trace = self._tracing.begin(_traceparent(context), request.request_id)
+        try:
+            engine, call = await self._take(request, context, trace)
+            timer = self._deadline(context, engine, call.request)
+            try:
+                outcome = await call.result()
+            finally:
+                timer.cancel()
+                engine.stop(call.request, FailureKind.CANCELLED, "the client is gone")
+            trace.finished(outcome, call.waves, engine)
+            return convert.response(outcome, self._text([t.token for t in outcome.tokens]))
+        except BaseException as error:
+            trace.failed(error)
+            raise
+
+    async def PrefillStream(  # noqa: N802 - the generated name
+        self,
+        request: prefill_pb2.PrefillRequest,
+        context: grpc.aio.ServicerContext[prefill_pb2.PrefillRequest, prefill_pb2.PrefillEvent],
+    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+        """Each token as it is chosen, then the answer as `Prefill` gives it."""
+        trace = self._tracing.begin(_traceparent(context), request.request_id)
+        try:
+            engine, call = await self._take(request, context, trace)
+            timer = self._deadline(context, engine, call.request)
+            try:
+                decoder = StreamDecoder(self._leadership.codec) if self._leadership.codec else None
+                while (found := await call.next_token()) is not None:
+                    index, chosen = found
+                    text = decoder.push(chosen.token) if decoder else ""
+                    token = prefill_pb2.PrefillToken(index=index, token_id=chosen.token, text=text)
+                    yield prefill_pb2.PrefillEvent(token=token)
+                outcome = await call.result()
+            finally:
+                timer.cancel()
+                engine.stop(call.request, FailureKind.CANCELLED, "the client is gone")
+            trace.finished(outcome, call.waves, engine)
+            done = convert.response(outcome, self._text([t.token for t in outcome.tokens]))
+            yield prefill_pb2.PrefillEvent(done=done)
+        except BaseException as error:
+            trace.failed(error)
+            raise
+
+    async def GetModelInfo(  # noqa: N802 - the generated name
+        self,
+        request: prefill_pb2.GetModelInfoRequest,
+        context: grpc.aio.ServicerContext[prefill_pb2.GetModelInfoRequest, prefill_pb2.GetModelInfoResponse],
+    ) -> prefill_pb2.GetModelInfoResponse:
+        """What is served, and its limits."""
+        intake, _ = self._leadership.require_intake()
+        model, first = intake.model, self._leadership.stages[0]
+        return prefill_pb2.GetModelInfoResponse(
+            model=model.name,
+            model_type=first.model_type,
+            fingerprint=model.fingerprint,
+            vocab_size=model.vocab_size,
+            tokens_max=model.tokens_max,
+            block_tokens=model.block_tokens,
+            alignment_tokens=model.alignment_tokens,
+            stages=first.stages,
+            layers=first.layers_total,
+            dtype=first.dtype,
+            eos_token_ids=sorted(model.eos_token_ids),
+            has_tokenizer=intake.codec is not None,
+            emulated=first.emulated,
+            wave_tokens_max=first.wave_tokens_max,
+            message_bytes_max=MESSAGE_BYTES_MAX,
+        )
+
+    # ---- inside ----
+
+    async def _take(
+        self, message: prefill_pb2.PrefillRequest, context: Any, trace: RequestTrace
+    ) -> tuple[Engine, Call]:
+        if self.draining:
+            raise NotServingError("this router stops; ask another one")
+        remaining_s = context.time_remaining()
+        if remaining_s is not None and remaining_s <= 0:
+            raise DeadlineError("the deadline had passed when the request arrived")
+        intake, engine = self._leadership.require_intake()
+        new = await intake.admit(message, trace.traceparent)
+        trace.identify(new.request, len(new.prompt) // 4)
+        return engine, engine.submit(new, traced=trace.recording)
+
+    def _deadline(self, context: Any, engine: Engine, request: RequestId) -> asyncio.TimerHandle:
+        remaining_s = context.time_remaining()
+        limit_s = self._leadership.config.request_timeout_s
+        if remaining_s is not None:
+            limit_s = min(limit_s, remaining_s)
+        began = time.monotonic()
+
+        def passed() -> None:
+            waited_s = time.monotonic() - began
+            engine.stop(request, FailureKind.DEADLINE, f"the deadline passed after {waited_s:.1f} s")
+
+        return asyncio.get_running_loop().call_later(max(0.0, limit_s), passed)
+
+    def _text(self, tokens: list[int]) -> str:
+        codec = self._leadership.codec
+        return codec.decode(tokens) if codec else ""
+
+
+def _traceparent(context: Any) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == TRACEPARENT and isinstance(value, str):
+            return value
+    return ""

@@ -1,0 +1,32 @@
+"""A router's numbers for Prometheus, read when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from wavepp.core.dispatch import Dispatcher
+from wavepp.infra.metrics import Metrics
+from wavepp.router.leadership import Leadership
+
+
+def export_gauges(metrics: Metrics, leadership: Leadership) -> None:
+    """Register gauges that look at the dispatcher at scrape time (from the metrics thread: plain reads)."""
+
+    def read(of: Callable[[Dispatcher], int]) -> Callable[[], float]:
+        return lambda: float(of(leadership.engine.dispatcher)) if leadership.engine else 0.0
+
+    requests = metrics.gauge("requests", "requests", "Requests in the router by state.", ["state"])
+    requests.labels("queued").set_function(read(lambda d: d.queued))
+    requests.labels("admitting").set_function(read(lambda d: d.admitting))
+    requests.labels("running").set_function(read(lambda d: d.running))
+    ended = metrics.gauge("requests_ended", "requests", "Requests ended since the start, by outcome.", ["outcome"])
+    ended.labels("done").set_function(read(lambda d: d.requests_done))
+    ended.labels("failed").set_function(read(lambda d: d.requests_failed))
+    waves = metrics.gauge("waves_in_flight", "waves", "Waves issued and not done.")
+    waves.set_function(read(lambda d: d.waves_in_flight))
+    done = metrics.gauge("waves_done", "waves", "Waves done since the start.")
+    done.set_function(read(lambda d: d.waves_done))
+    epoch = metrics.gauge("pipeline_epoch", "number", "The pipeline epoch that all stages hold.")
+    epoch.set_function(read(lambda d: d.epoch))
+    leading = metrics.gauge("leading", "bool", "1 while this router leads its pipeline.")
+    leading.set_function(lambda: float(leadership.leading))

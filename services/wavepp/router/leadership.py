@@ -1,0 +1,247 @@
+"""When this router leads its pipeline, and everything that it then owns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from wavepp.core import dispatch_messages as dm
+from wavepp.core.dispatch import Dispatcher, DispatchLimits
+from wavepp.core.ids import PipelineEpoch
+from wavepp.core.policies import MpuPolicy, StaticPolicy, WavePolicy
+from wavepp.core.waves import PlannerConfig, WavePlanner
+from wavepp.infra.backoff import Backoff
+from wavepp.infra.errors import StartupError
+from wavepp.infra.etcd import EtcdClient
+from wavepp.infra.etcd_election import Election
+from wavepp.infra.etcd_errors import EtcdError
+from wavepp.infra.etcd_keys import PipelineKeys
+from wavepp.infra.etcd_session import Session
+from wavepp.infra.etcd_types import Fence
+from wavepp.infra.registration import RegistrationError, StageRegistration, check_pipeline
+from wavepp.infra.registry import watch_registrations
+from wavepp.infra.tasks import TaskOwner
+from wavepp.router.config import RouterConfig
+from wavepp.router.directory_client import DirectoryClient
+from wavepp.router.engine import Engine, Outlets
+from wavepp.router.errors import NotServingError
+from wavepp.router.intake import Intake, ServedModel
+from wavepp.router.pipeline import Pipeline
+from wavepp.router.timeline import Timeline
+from wavepp.router.tokenizer import TextCodec
+from wavepp.v1 import directory_pb2, stage_pb2
+
+_log = logging.getLogger(__name__)
+
+WATCH_PERIOD_S = 0.5
+
+
+class Leadership:
+    """Campaigns for ever. The engine outlives a leadership: requests wait while nobody, or somebody else, leads."""
+
+    def __init__(self, config: RouterConfig, client: EtcdClient, codec: TextCodec | None, tasks: TaskOwner) -> None:
+        self.config = config
+        self.keys = PipelineKeys(config.cluster, config.pipeline)
+        self.engine: Engine | None = None
+        self.intake: Intake | None = None
+        self.pipeline: Pipeline | None = None
+        self.stages: dict[int, StageRegistration] = {}
+        self.misfit = ""
+        self.directory = DirectoryClient(client, self.keys, hello=self._hello, apply=self._apply)
+        self._client = client
+        self.codec = codec
+        self._tasks = tasks
+        self._fence: Fence | None = None
+        self._session: Session | None = None
+        self._directory_task: asyncio.Task[None] | None = None
+        self._complete = asyncio.Event()
+
+    # ---- views ----
+
+    @property
+    def leading(self) -> bool:
+        """Whether this router leads its pipeline."""
+        return self._fence is not None
+
+    @property
+    def etcd_away(self) -> bool:
+        """Whether renewals of this process' lease fail."""
+        return self._session is None or self._session.degraded
+
+    def require_intake(self) -> tuple[Intake, Engine]:
+        """What takes requests in; raises NotServingError while there is nothing that could serve them."""
+        if self.intake is None or self.engine is None:
+            raise NotServingError(self.misfit or "the stages of this pipeline are not all registered yet; try again")
+        if not self.leading:
+            raise NotServingError("this router does not lead its pipeline; ask the one that does")
+        return self.intake, self.engine
+
+    # ---- stages ----
+
+    async def watch_stages(self) -> None:
+        """Follow the registrations; a task of the process."""
+        async for stages in watch_registrations(self._client, self.keys):
+            self.stages = stages
+            self._check_complete()
+            if self.pipeline is not None:
+                self.pipeline.stages_changed(stages)
+
+    def _check_complete(self) -> None:
+        stages = self.stages
+        if not stages or sorted(stages) != list(range(next(iter(stages.values())).stages)):
+            return
+        ordered = [stages[i] for i in range(len(stages))]
+        try:
+            check_pipeline(ordered)
+        except RegistrationError as error:
+            if self.misfit != str(error):
+                _log.error("the registered stages are no pipeline: %s", error)
+            self.misfit = str(error)
+            return
+        self.misfit = ""
+        self.intake = Intake(served_model(self.config, ordered), self.codec)
+        if self.engine is None:
+            self.engine = self._new_engine(ordered)
+        self._complete.set()
+
+    def _new_engine(self, stages: list[StageRegistration]) -> Engine:
+        config, first = self.config, stages[0]
+        planner = WavePlanner(
+            PlannerConfig(
+                stages=len(stages),
+                wave_tokens_max=first.wave_tokens_max,
+                wave_tokens_min=config.wave_tokens_min or max(1, first.wave_tokens_max // 2),
+                block_tokens=first.block_tokens,
+                alignment_tokens=max(s.alignment_tokens for s in stages),
+                wave_requests_max=config.wave_requests_max,
+                fixed_grid=config.chunk_grid == "fixed",
+            ),
+            _policy(config, stages),
+        )
+        limits = DispatchLimits(
+            queue_requests_max=config.queue_requests_max,
+            queue_tokens_max=config.queue_tokens_max,
+            queue_retry_after_ms=1000,
+            running_max=config.running_requests_max,
+            attempts_max=config.attempts_max,
+        )
+        dispatcher = Dispatcher(limits=limits, planner=planner, block_tokens=first.block_tokens)
+        outlets = Outlets(directory=self.directory.send, stage0=self._to_stage0)
+        return Engine(dispatcher, outlets, Timeline(config.timeline_waves_max))
+
+    # ---- leading ----
+
+    async def run(self, address: str) -> None:
+        """Campaign and lead, again and again; a task of the process."""
+        backoff = Backoff()
+        while True:
+            try:
+                async with Session(self._client, self.config.lease_ttl_s) as session:
+                    self._session = session
+                    await session.until_lost(self._complete.wait())
+                    await self._lead(session, address, backoff)
+            except EtcdError as error:
+                _log.warning("not leading: %s", error)
+            finally:
+                self._step_down()
+                self._session = None
+            await asyncio.sleep(backoff.next_s())
+
+    async def _lead(self, session: Session, address: str, backoff: Backoff) -> None:
+        election = Election(session, self.keys.router)
+        token = await election.campaign(address.encode())
+        backoff.reset()
+        try:
+            _log.info("leading pipeline %s, token %d", self.config.pipeline, token)
+            self._begin(election.fence)
+            await election.wait_deposed()
+            _log.warning("not leading any more")
+        finally:
+            self._step_down()
+            await election.resign()
+
+    def _begin(self, fence: Fence) -> None:
+        self._fence = fence
+        self.pipeline = Pipeline(
+            self.config,
+            self._client,
+            self.keys,
+            fence,
+            len(self.stages),
+            self._tasks,
+            apply=self._apply,
+            on_ready=self._epoch_ready,
+        )
+        self.pipeline.stages_changed(self.stages)
+        self._directory_task = self._tasks.spawn(self.directory.run(), "directory")
+
+    def _step_down(self) -> None:
+        if self._directory_task is not None:
+            self._directory_task.cancel()
+            self._directory_task = None
+        if self.pipeline is not None:
+            self.pipeline.close()
+            self.pipeline = None
+            self._apply(dm.PipelineBroken("this router does not lead any more"))
+        self._fence = None
+
+    # ---- between the parts ----
+
+    def _apply(self, event: dm.Event) -> None:
+        if self.engine is not None:
+            self.engine.apply(event)
+
+    def _to_stage0(self, command: stage_pb2.ControlCommand) -> None:
+        if self.pipeline is not None:
+            self.pipeline.send_to_stage0(command)
+
+    def _epoch_ready(self, epoch: PipelineEpoch) -> None:
+        self.directory.send(directory_pb2.AdmissionCommand(epoch=directory_pb2.EpochMoved(pipeline_epoch=epoch)))
+
+    def _hello(self) -> directory_pb2.AdmissionHello:
+        if self._fence is None or self._session is None or self.engine is None:
+            raise NotServingError("this router does not lead")
+        dispatcher = self.engine.dispatcher
+        return directory_pb2.AdmissionHello(
+            cluster=self.config.cluster,
+            pipeline=self.config.pipeline,
+            router_token=self._fence.create_revision,
+            router_etcd_lease=self._session.lease,
+            pipeline_epoch=dispatcher.epoch,
+            live_grants=dispatcher.live_grants(),
+        )
+
+
+def served_model(config: RouterConfig, stages: list[StageRegistration]) -> ServedModel:
+    """What requests must fit, from what the stages say and what the configuration limits. Raises StartupError."""
+    first = stages[0]
+    tightest = min(stages, key=lambda s: s.kv_blocks)
+    prompt_tokens_max = min(config.prompt_tokens_max or first.tokens_max, first.tokens_max)
+    if first.wave_tokens_max < max(s.alignment_tokens for s in stages):
+        raise StartupError(f"wave_tokens_max {first.wave_tokens_max} is below the model's alignment")
+    return ServedModel(
+        name=config.served_model_name or first.model_name,
+        fingerprint=first.fingerprint,
+        cache_dtype=first.cache_dtype,
+        vocab_size=first.vocab_size,
+        tokens_max=first.tokens_max,
+        prompt_tokens_max=prompt_tokens_max,
+        output_tokens_max=config.output_tokens_max,
+        block_tokens=first.block_tokens,
+        alignment_tokens=max(s.alignment_tokens for s in stages),
+        eos_token_ids=frozenset(first.eos_token_ids),
+        kv_blocks_min=tightest.kv_blocks,
+        kv_blocks_min_stage=tightest.stage,
+    )
+
+
+def _policy(config: RouterConfig, stages: list[StageRegistration]) -> WavePolicy:
+    wave_tokens_max = stages[0].wave_tokens_max
+    if config.policy == "static":
+        return StaticPolicy(wave_tokens_max)
+    return MpuPolicy(
+        stages=len(stages),
+        wave_tokens_max=wave_tokens_max,
+        wave_tokens_min=config.wave_tokens_min or max(1, wave_tokens_max // 2),
+        block_tokens=stages[0].block_tokens,
+    )

@@ -1,0 +1,206 @@
+"""The router's hold on its pipeline while it leads: control streams to all stages, and the epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from wavepp.core import dispatch_messages as dm
+from wavepp.core import epochs as ep
+from wavepp.core.errors import InvariantError
+from wavepp.core.ids import PipelineEpoch, StageIndex
+from wavepp.infra.etcd import EtcdClient
+from wavepp.infra.etcd_errors import EtcdAmbiguousError, EtcdUnavailableError
+from wavepp.infra.etcd_keys import PipelineKeys
+from wavepp.infra.etcd_types import Fence
+from wavepp.infra.registration import RegistrationError, StageRegistration, check_pipeline
+from wavepp.infra.tasks import TaskOwner
+from wavepp.router import convert
+from wavepp.router.config import RouterConfig
+from wavepp.router.stage_control import StageControl
+from wavepp.v1 import stage_pb2
+
+_log = logging.getLogger(__name__)
+
+RAISE_RETRY_S: Final = 0.5
+RAISE_PAUSE_MAX_S: Final = 2.0
+
+
+class Pipeline:
+    """Drives the epoch keeper. Lives as long as one leadership; `stages` is P."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        client: EtcdClient,
+        keys: PipelineKeys,
+        fence: Fence,
+        stages: int,
+        tasks: TaskOwner,
+        *,
+        apply: Callable[[dm.Event], None],
+        on_ready: Callable[[PipelineEpoch], None],
+    ) -> None:
+        self.keeper = ep.EpochKeeper(stages)
+        self._config = config
+        self._client = client
+        self._keys = keys
+        self._fence = fence
+        self._stages = stages
+        self._tasks = tasks
+        self._apply = apply
+        self._on_ready = on_ready
+        self._loop = asyncio.get_running_loop()
+        self._controls: dict[StageIndex, StageControl] = {}
+        self._control_tasks: dict[StageIndex, asyncio.Task[None]] = {}
+        self._raising: asyncio.Task[None] | None = None
+        self._ack_timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    # ---- stages ----
+
+    def stages_changed(self, registrations: dict[int, StageRegistration]) -> None:
+        """Keep one control stream to every registered process; a registration that is gone ends its stream."""
+        if self._closed:
+            return
+        if len(registrations) == self._stages:
+            try:
+                check_pipeline([registrations[i] for i in range(self._stages)])
+            except (RegistrationError, KeyError) as error:
+                _log.error("the registered stages are no pipeline: %s", error)
+                return
+        for stage in [s for s in self._controls if s not in registrations]:
+            self._end_control(stage, "its registration is gone")
+        for index, registration in registrations.items():
+            stage = StageIndex(index)
+            present = self._controls.get(stage)
+            if index >= self._stages or (
+                present is not None and present.registration.incarnation == registration.incarnation
+            ):
+                continue
+            self._end_control(stage, "another process is registered")
+            self._begin_control(stage, registration)
+
+    def _begin_control(self, stage: StageIndex, registration: StageRegistration) -> None:
+        hello = stage_pb2.ControlHello(
+            cluster=self._keys.cluster,
+            pipeline=self._keys.pipeline,
+            stage=stage,
+            stages=self._stages,
+            incarnation=registration.incarnation,
+            router_token=self._fence.create_revision,
+            ring=2 * self._stages,
+            wave_tokens_max=registration.wave_tokens_max,
+        )
+        control = StageControl(registration, hello, on_epoch_event=self._event, on_report=self._report)
+        self._controls[stage] = control
+        self._control_tasks[stage] = self._tasks.spawn(control.run(), f"stage-{stage}-control")
+
+    def _end_control(self, stage: StageIndex, reason: str) -> None:
+        self._controls.pop(stage, None)
+        task = self._control_tasks.pop(stage, None)
+        if task is not None:
+            # The keeper must hear it now: the task's own word comes only when it has been cancelled.
+            self._event(ep.StageDown(stage, reason))
+            task.cancel()
+
+    def send_to_stage0(self, command: stage_pb2.ControlCommand) -> None:
+        """A wave."""
+        control = self._controls.get(StageIndex(0))
+        if control is not None:
+            control.send(command)
+
+    def _report(self, stage: StageIndex, event: stage_pb2.ControlEvent) -> None:
+        match event.WhichOneof("event"):
+            case "step":
+                self._apply(convert.step_done(event.step))
+            case "wave":
+                self._apply(convert.wave_done(event.wave))
+            case "room":
+                self._apply(convert.room_changed(stage, event.room))
+            case "failed":
+                _log.error("stage %d failed: %s", stage, event.failed.reason)
+                self._event(ep.StageDown(stage, event.failed.reason))
+            case other:
+                _log.warning("stage %d: unexpected event %r", stage, other)
+
+    # ---- the epoch ----
+
+    def stalled(self, reason: str) -> None:
+        """A wave was lost, or takes too long: start over in a new epoch."""
+        self._event(ep.Stalled(self.keeper.epoch, reason))
+
+    def _event(self, event: ep.Event) -> None:
+        if self._closed:
+            return
+        for instruction in self.keeper.handle(event):
+            match instruction:
+                case ep.RaiseEpoch():
+                    self._raising = self._tasks.spawn(self._raise(instruction.tries), "raise-epoch")
+                case ep.Announce():
+                    self._announce(instruction)
+                case ep.Broken():
+                    _log.warning("pipeline broke: %s", instruction.reason, extra={"epoch": self.keeper.epoch})
+                    self._apply(dm.PipelineBroken(instruction.reason))
+                case ep.Ready():
+                    self._cancel_ack_timer()
+                    _log.info("pipeline ready", extra={"epoch": instruction.epoch})
+                    self._on_ready(instruction.epoch)
+                    self._apply(dm.PipelineReady(instruction.epoch))
+
+    async def _raise(self, tries: int) -> None:
+        if tries > 1:
+            await asyncio.sleep(min(RAISE_PAUSE_MAX_S, 0.1 * 2 ** min(tries, 6)))
+        while True:
+            try:
+                epoch = await self._client.raise_counter(self._keys.epoch, [self._fence])
+            except (EtcdUnavailableError, EtcdAmbiguousError) as error:
+                # Raising once more than needed is harmless.
+                _log.warning("epoch not raised, trying again: %s", error)
+                await asyncio.sleep(RAISE_RETRY_S)
+                continue
+            self._event(ep.Raised(PipelineEpoch(epoch)))
+            return
+
+    def _announce(self, announce: ep.Announce) -> None:
+        control = self._controls.get(announce.stage)
+        if control is None:
+            raise InvariantError(f"stage {announce.stage} is to hear of an epoch, but has no control stream")
+        control.send(
+            stage_pb2.ControlCommand(
+                epoch=stage_pb2.SetEpoch(
+                    epoch=announce.epoch,
+                    next_link_address=announce.next_link_address,
+                    next_incarnation=announce.next_incarnation,
+                    previous_incarnation=announce.previous_incarnation,
+                )
+            )
+        )
+        self._cancel_ack_timer()
+        timeout_s = self._config.ack_timeout_s
+        self._ack_timer = self._loop.call_later(timeout_s, self._acks_missing, announce.epoch)
+
+    def _acks_missing(self, epoch: PipelineEpoch) -> None:
+        if self.keeper.phase is not ep.Phase.ANNOUNCED:
+            return
+        missing = ", ".join(str(s) for s in sorted(self.keeper.waiting_for))
+        reason = f"no acknowledgement from stage {missing} within {self._config.ack_timeout_s:g} s"
+        self._event(ep.Stalled(epoch, reason))
+
+    def _cancel_ack_timer(self) -> None:
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+
+    def close(self) -> None:
+        """This router does not lead any more."""
+        self._closed = True
+        self._cancel_ack_timer()
+        if self._raising is not None:
+            self._raising.cancel()
+        for task in self._control_tasks.values():
+            task.cancel()
+        self._controls.clear()
+        self._control_tasks.clear()

@@ -1,0 +1,164 @@
+"""One trace for each request: from the caller's context through queue, admission and steps to the result.
+
+Spans of what is over are written afterwards, from recorded times, in a thread: nothing on the request's path waits for
+them. With tracing off everything here does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from wavepp.core.errors import WaveppError
+from wavepp.core.ids import RequestId
+from wavepp.core.requests import Outcome
+from wavepp.infra.telemetry import (
+    Telemetry,
+    context_from_traceparent,
+    context_of,
+    record_span,
+    start_span,
+    traceparent_of,
+)
+from wavepp.router.engine import Engine
+from wavepp.router.timeline import WaveEntry
+
+_log = logging.getLogger(__name__)
+
+FINISHED_MAX: Final = 1024
+"""Traces whose spans wait to be written; more are dropped, and counted."""
+
+
+class Tracing:
+    """Makes the traces of requests, and writes their spans in the background."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self.telemetry = telemetry
+        self.dropped = 0
+        self._finished: asyncio.Queue[tuple[Span, Outcome, tuple[WaveEntry, ...], Engine]] = asyncio.Queue(FINISHED_MAX)
+
+    def begin(self, traceparent: str, request_id: str) -> RequestTrace:
+        """The trace of a request that has just arrived, below the caller's span if it named one."""
+        if not self.telemetry.enabled:
+            return RequestTrace(self, None)
+        span = start_span(
+            self.telemetry.tracer,
+            "prefill",
+            context_from_traceparent(traceparent),
+            attributes={"wavepp.request_id": request_id} if request_id else None,
+            kind=SpanKind.SERVER,
+        )
+        return RequestTrace(self, span)
+
+    def finished(self, span: Span, outcome: Outcome, waves: Iterable[WaveEntry], engine: Engine) -> None:
+        """Have the spans of a finished request written."""
+        try:
+            self._finished.put_nowait((span, outcome, tuple(waves), engine))
+        except asyncio.QueueFull:
+            self.dropped += 1
+            span.end()
+
+    async def write(self) -> None:
+        """Write spans for ever; a task of the process."""
+        while True:
+            await asyncio.to_thread(self._write, *(await self._finished.get()))
+
+    def _write(self, span: Span, outcome: Outcome, waves: tuple[WaveEntry, ...], engine: Engine) -> None:
+        tracer, parent, times = self.telemetry.tracer, context_of(span), outcome.times
+        wall = engine.wall_ns
+        request = outcome.request
+        record_span(tracer, "queue", parent, wall(times.arrived), wall(times.asked))
+        record_span(
+            tracer,
+            "admission",
+            parent,
+            wall(times.asked),
+            wall(times.granted),
+            attributes={
+                "wavepp.endpoint_tokens": outcome.reuse.endpoint_tokens,
+                "wavepp.waits": outcome.waits,
+                "wavepp.attempts": outcome.attempts,
+            },
+        )
+        for entry in waves:
+            for _, start, length, decode in (c for c in entry.chunks if c[0] == request):
+                for step in entry.steps:
+                    record_span(
+                        tracer,
+                        "step",
+                        parent,
+                        step.start_ns,
+                        step.start_ns + step.duration_ns,
+                        attributes={
+                            "wavepp.wave": entry.wave,
+                            "wavepp.stage": step.stage,
+                            "wavepp.chunk_start": start,
+                            "wavepp.chunk_tokens": length,
+                            "wavepp.wave_tokens": step.tokens,
+                            "wavepp.decode": decode,
+                        },
+                    )
+        record_span(
+            tracer,
+            "result",
+            parent,
+            wall(times.first_token),
+            wall(times.done),
+            attributes={
+                "wavepp.completion_tokens": len(outcome.tokens),
+                "wavepp.finish_reason": outcome.finish_reason,
+            },
+        )
+        span.set_attributes(
+            {
+                "wavepp.prompt_tokens": outcome.prompt_tokens,
+                "wavepp.cached_tokens": outcome.cached_tokens,
+                "wavepp.computed_tokens": outcome.computed_tokens,
+                "wavepp.waves": outcome.waves,
+            }
+        )
+        span.end(end_time=wall(times.done))
+
+
+class RequestTrace:
+    """The trace of one request; ends exactly once, by `finished` or by `failed`."""
+
+    def __init__(self, tracing: Tracing, span: Span | None) -> None:
+        self._tracing = tracing
+        self._span = span
+        self._over = False
+
+    @property
+    def recording(self) -> bool:
+        """Whether somebody will see it."""
+        return self._span is not None and self._span.is_recording()
+
+    @property
+    def traceparent(self) -> str:
+        """What goes along with the request; empty without a trace."""
+        return (traceparent_of(self._span) or "") if self._span is not None else ""
+
+    def identify(self, request: RequestId, prompt_tokens: int) -> None:
+        """The request passed the door."""
+        if self._span is not None:
+            self._span.set_attributes({"wavepp.request_id": request, "wavepp.prompt_tokens": prompt_tokens})
+
+    def finished(self, outcome: Outcome, waves: Iterable[WaveEntry], engine: Engine) -> None:
+        """The request has its tokens."""
+        if self._span is not None and not self._over:
+            self._over = True
+            if self.recording:
+                self._tracing.finished(self._span, outcome, waves, engine)
+            else:
+                self._span.end()
+
+    def failed(self, error: BaseException) -> None:
+        """The request ended without its tokens."""
+        if self._span is not None and not self._over:
+            self._over = True
+            words = str(error) if isinstance(error, WaveppError) else type(error).__name__
+            self._span.set_status(Status(StatusCode.ERROR, words))
+            self._span.end()
