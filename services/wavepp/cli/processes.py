@@ -1,0 +1,104 @@
+"""The processes of a local cluster: started with one configuration, watched, started again when they die."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from wavepp.core.errors import WaveppError
+
+_log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S: Final = 35.0
+"""Above the time that a router takes to drain."""
+RESTARTS_MAX: Final = 5
+RESTARTS_WINDOW_S: Final = 60.0
+LAST_LINES: Final = 5
+
+
+class ProcessDiedError(WaveppError):
+    """A process of the cluster ended by itself; the message has the end of its log."""
+
+
+@dataclass(slots=True)
+class ManagedProcess:
+    """One `python -m wavepp.<service>`, its log file, and its restarts."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    log_file: Path
+    child: subprocess.Popen[bytes] | None = None
+    started: list[float] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Spawn it; its output is appended to the log file."""
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_file.open("ab") as log:
+            self.child = subprocess.Popen(
+                [sys.executable, "-m", self.module, *self.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Its own group: Ctrl-C in the terminal reaches the supervisor only, which stops all in order.
+                process_group=0,
+            )
+        self.started.append(time.monotonic())
+
+    @property
+    def running(self) -> bool:
+        """Whether it lives."""
+        return self.child is not None and self.child.poll() is None
+
+    def check(self) -> None:
+        """Raises ProcessDiedError, with the end of its log, if it has ended."""
+        if self.child is not None and self.child.poll() is not None:
+            raise ProcessDiedError(
+                f"{self.name} ended with exit code {self.child.returncode}: {self.last_words()} (log: {self.log_file})"
+            )
+
+    def restart(self) -> None:
+        """Start it again after it died; raises ProcessDiedError when it dies too often."""
+        recent = [t for t in self.started if time.monotonic() - t < RESTARTS_WINDOW_S]
+        if len(recent) > RESTARTS_MAX:
+            self.check()
+        _log.warning("%s died, starting it again", self.name)
+        self.start()
+
+    def last_words(self) -> str:
+        """The last lines of its log."""
+        try:
+            lines = self.log_file.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return "no log"
+        return " | ".join(lines[-LAST_LINES:]) or "it said nothing"
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it lives."""
+        if self.child is not None and self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.child.pid, number)
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """SIGTERM, then SIGKILL when it does not end in time."""
+        self.signal(signal.SIGTERM)
+        self.wait_stopped(timeout_s)
+
+    def wait_stopped(self, timeout_s: float) -> None:
+        """Wait for its end; kill it when that takes too long."""
+        if self.child is None:
+            return
+        try:
+            self.child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            _log.error("%s does not stop, killing it", self.name)
+            self.child.kill()
+            self.child.wait()

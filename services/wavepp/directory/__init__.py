@@ -1,0 +1,1 @@
+"""The cache directory: hints, admission rounds, the grant ledger."""

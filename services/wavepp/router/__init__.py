@@ -1,0 +1,1 @@
+"""The router: takes requests, admits them, issues waves, answers."""

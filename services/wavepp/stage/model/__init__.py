@@ -1,0 +1,1 @@
+"""What a stage runs: checkpoints, forwards, attention, emulation."""

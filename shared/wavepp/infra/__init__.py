@@ -1,0 +1,1 @@
+"""Thin wrappers over the libraries, one each."""
