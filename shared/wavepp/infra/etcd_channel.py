@@ -24,7 +24,7 @@ from wavepp.infra.etcd_errors import (
 
 T = TypeVar("T")
 
-_OPTIONS: Final = (
+OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     # etcd tolerates a ping every 5 s, and none at all on a connection without a call.
     ("grpc.keepalive_time_ms", 10_000),
@@ -56,10 +56,10 @@ class Member:
     def __init__(self, endpoint: str, tls: EtcdTls | None) -> None:
         target = f"dns:///{endpoint}"
         if tls is None:
-            self.channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+            self.channel = grpc.aio.insecure_channel(target, options=OPTIONS)
         else:
             credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
-            self.channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+            self.channel = grpc.aio.secure_channel(target, credentials, options=OPTIONS)
         self.endpoint = endpoint
         self.kv = KVService(self.channel, max_attempts=1)
         self.lease = LeaseService(self.channel, max_attempts=1)

@@ -36,7 +36,7 @@ _COMMON_OPTIONS: Final = (
 )
 SERVER_OPTIONS: Final = (
     *_COMMON_OPTIONS,
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
+    ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
     # Without this two servers on one port start happily and share the calls between them.
     ("grpc.so_reuseport", 0),
 )
