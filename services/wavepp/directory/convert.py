@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from wavepp.core import admission_messages as am
 from wavepp.core.cache_types import Missing, NeedKeys, Never, Prepared
 from wavepp.core.changes import CacheChange, ChangeKind
 from wavepp.core.endpoint import ReuseExplanation
-from wavepp.core.errors import InvalidInputError, PeerProtocolError
+from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, RoundId, StageIndex
 from wavepp.core.limits import KEY_BYTES, ROUND_ATTEMPTS_MAX
 from wavepp.core.stage_messages import Answer, PrepareGrant, Refused
@@ -27,11 +29,9 @@ def admit(message: directory_pb2.Admit, block_tokens: int) -> am.Admit:
     return am.Admit(message.batch, PipelineEpoch(message.pipeline_epoch), tuple(attempts))
 
 
-def grant_ids(grants: object) -> tuple[GrantId, ...]:
+def grant_ids(grants: Iterable[int]) -> tuple[GrantId, ...]:
     """Ids of a repeated field."""
-    if not hasattr(grants, "__iter__"):
-        raise InvalidInputError("not a list of grants")
-    return tuple(GrantId(int(g)) for g in grants)
+    return tuple(GrantId(g) for g in grants)
 
 
 def decisions(decide: am.Decide) -> directory_pb2.AdmissionEvent:

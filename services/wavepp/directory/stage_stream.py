@@ -72,10 +72,11 @@ class StageStream:
         )
         self._outbox.put(stage_pb2.RoundsCommand(hello=hello))
         call = stub.Rounds(_numbered(self._outbox))
+        events = aiter(call)
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                first = await call.read()
-            if not isinstance(first, stage_pb2.RoundsEvent) or first.WhichOneof("event") != "hello":
+                first = await anext(events, None)
+            if first is None or first.WhichOneof("event") != "hello":
                 raise PeerProtocolError("the stage did not answer the hello")
             if first.hello.incarnation != self.registration.incarnation:
                 raise PeerProtocolError(
@@ -83,7 +84,7 @@ class StageStream:
                 )
             backoff.reset()
             self._apply(StageConnected(self.stage, first.hello.incarnation, first.hello.next_change, known))
-            async for event in call:
+            async for event in events:
                 self._received(event)
         finally:
             call.cancel()

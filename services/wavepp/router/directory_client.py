@@ -93,14 +93,15 @@ class DirectoryClient:
         self._outbox = Outbox(COMMANDS_MAX)
         self._outbox.put(directory_pb2.AdmissionCommand(hello=self._hello()))
         call = stub.Admission(aiter(self._outbox))
+        events = aiter(call)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                first = await call.read()
-            if not isinstance(first, directory_pb2.AdmissionEvent) or first.WhichOneof("event") != "hello":
+                first = await anext(events, None)
+            if first is None or first.WhichOneof("event") != "hello":
                 raise PeerProtocolError("the directory did not answer the hello")
             self.directory_epoch = first.hello.directory_epoch
             backoff.reset()
-            async for event in call:
+            async for event in events:
                 self._received(event)
         finally:
             call.cancel()

@@ -68,15 +68,16 @@ class StageControl:
         self._outbox = Outbox(COMMANDS_MAX)
         self._outbox.put(stage_pb2.ControlCommand(hello=self._hello))
         call = stub.Control(aiter(self._outbox))
+        events = aiter(call)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                first = await call.read()
-            if not isinstance(first, stage_pb2.ControlEvent) or first.WhichOneof("event") != "hello":
+                first = await anext(events, None)
+            if first is None or first.WhichOneof("event") != "hello":
                 raise PeerProtocolError("the stage did not answer the hello")
             backoff.reset()
             incarnation = Incarnation(first.hello.incarnation)
             self._on_epoch_event(ep.StageUp(self.stage, incarnation, self.registration.link_address))
-            async for event in call:
+            async for event in events:
                 self._received(event)
         finally:
             call.cancel()

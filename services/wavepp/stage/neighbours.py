@@ -39,6 +39,7 @@ class Neighbours:
         cluster: str,
         pipeline: str,
         stage: StageIndex,
+        stages: int,
         transport: Transport,
         tasks: TaskOwner,
         on_wave: Callable[[WaveArrived], None],
@@ -49,6 +50,7 @@ class Neighbours:
         self._cluster = cluster
         self._pipeline = pipeline
         self._stage = stage
+        self._last = stage == stages - 1
         self._transport = transport
         self._tasks = tasks
         self._on_wave = on_wave
@@ -84,7 +86,8 @@ class Neighbours:
     def describe(self) -> str:
         """For people."""
         parts = [("in", self._before)] if self._stage else []
-        parts.append(("out", self._after))
+        if not self._last:
+            parts.append(("out", self._after))
         return ", ".join(f"{way}: {'up' if link and not link.closed.done() else 'down'}" for way, link in parts)
 
     # ---- epochs ----

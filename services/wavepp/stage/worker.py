@@ -58,6 +58,7 @@ class StageWorker:
             cluster=config.cluster,
             pipeline=config.pipeline,
             stage=self.stage,
+            stages=config.stages,
             transport=transport,
             tasks=tasks,
             on_wave=self.wave_from_link,
