@@ -1,0 +1,170 @@
+"""A model that computes nothing and takes as long as its profile says. Everything around it is real.
+
+It checks the mesh that drives it: every stage keeps a fingerprint per token in a pool that it reads and writes
+through the block tables it is given, and compares what it holds with what the stage before it held. Whatever was
+computed on wrong state comes out as a failed grant or as a wrong token (see `fingerprints.expected_tokens`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from wavepp.core.frame_types import TensorSpec
+from wavepp.stage.model.base import (
+    REASON_STATE_MISMATCH,
+    Job,
+    JobChunk,
+    JobError,
+    JobFailure,
+    JobResult,
+    MemoryReport,
+    ModelFacts,
+    NamedTensor,
+    SampledToken,
+)
+from wavepp.stage.model.batch import check_job
+from wavepp.stage.model.fingerprints import U64, consistent, extend
+from wavepp.stage.model.profile import EmulatedProfile
+
+_CARRIED = "fingerprint"
+_FILLER = "filler"
+_CARRIED_BYTES = 16
+
+
+class EmulatedStage:
+    """See StageModel. Boundary tensors: `fingerprint` uint64 [rows, 2] (of the token before, and of the row's own
+    token) and `filler` uint8 [rows, hidden_bytes - 16] where the profile says that rows are larger."""
+
+    def __init__(
+        self,
+        profile: EmulatedProfile,
+        *,
+        stage: int,
+        first_layer: int,
+        last_layer: int,
+        blocks: int,
+        block_tokens: int,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._profile = profile
+        self._cost = profile.cost_of(stage, last_layer - first_layer)
+        self._first = first_layer == 0
+        self._last = last_layer == profile.layers
+        self._span = (first_layer, last_layer)
+        self._blocks = blocks
+        self._block_tokens = block_tokens
+        self._pool: U64 = np.zeros((blocks, block_tokens), dtype=np.uint64)
+        self._filler_bytes = profile.hidden_bytes - _CARRIED_BYTES
+        self._clock_ns = clock_ns
+        self._sleep = sleep
+
+    def run(self, job: Job) -> JobResult:
+        """See StageModel."""
+        begun = self._clock_ns()
+        check_job(job, self._blocks, self._block_tokens)
+        tokens, carried = self._input(job)
+        good: list[U64] = []
+        samples: dict[int, SampledToken] = {}
+        failed: list[JobFailure] = []
+        for chunk in job.chunks:
+            rows = self._step(chunk, tokens, carried)
+            if rows is None:
+                failed.append(JobFailure(chunk.grant, REASON_STATE_MISMATCH))
+                continue
+            good.append(rows)
+            if self._last and chunk.sample is not None:
+                token = int(rows[-1, 1]) % self._profile.vocab_size
+                top = ((token, 0.0),) if chunk.sample.top_logprobs > 0 else ()
+                samples[chunk.grant] = SampledToken(token, 0.0, top)
+        tensors = () if self._last else self._output(good)
+        self._sleep_until(begun + round(1000 * self.step_us(job)))
+        return JobResult(tensors, samples, tuple(failed), self._clock_ns() - begun)
+
+    def step_us(self, job: Job) -> float:
+        """How long the step takes by the profile, in microseconds."""
+        cost, total = self._cost, self._cost.step_us
+        for chunk in job.chunks:
+            keys = 2 * chunk.start * chunk.length + chunk.length * chunk.length
+            total += cost.token_us * chunk.length + cost.token_key_us * keys
+        return total
+
+    def describe(self) -> ModelFacts:
+        """See StageModel."""
+        profile = self._profile
+        return ModelFacts(
+            model_name=profile.name,
+            model_type="emulated",
+            layers_total=profile.layers,
+            first_layer=self._span[0],
+            last_layer=self._span[1],
+            vocab_size=profile.vocab_size,
+            max_tokens=profile.max_tokens,
+            hidden_size=profile.hidden_size,
+            dtype="emulated",
+            cache_dtype="uint64",
+            block_tokens=self._block_tokens,
+            alignment_tokens=self._block_tokens,
+            fingerprint=profile.fingerprint(),
+            eos_token_ids=profile.eos_token_ids,
+            recurrent=False,
+            boundary=(_CARRIED, _FILLER) if self._filler_bytes else (_CARRIED,),
+            compute="emulated (no model is computed)",
+        )
+
+    def memory(self) -> MemoryReport:
+        """See StageModel."""
+        return MemoryReport(weights_bytes=0, pools_bytes=self._pool.nbytes, activation_bytes_max=0)
+
+    def close(self) -> None:
+        """See StageModel."""
+        self._pool = np.zeros((0, self._block_tokens), dtype=np.uint64)
+
+    def _input(self, job: Job) -> tuple[npt.NDArray[np.uint32] | None, U64 | None]:
+        if self._first:
+            if job.tokens is None:
+                raise JobError(f"wave {job.wave}: no tokens for the first stage")
+            return np.frombuffer(job.tokens, dtype="<u4"), None
+        for spec, data in job.tensors:
+            if spec.name == _CARRIED:
+                return None, np.frombuffer(data, dtype="<u8").reshape(job.rows_in, 2)
+        raise JobError(f"wave {job.wave}: tensor {_CARRIED!r} is missing")
+
+    def _step(self, chunk: JobChunk, tokens: npt.NDArray[np.uint32] | None, carried: U64 | None) -> U64 | None:
+        """Write the chunk's fingerprints to the pool; [length, 2], or None when the state is not the right one."""
+        table = np.asarray(chunk.table, dtype=np.int64)
+        held = self._pool[table[: -(-chunk.start // self._block_tokens)]].reshape(-1)[: chunk.start]
+        before = held[-1] if chunk.start else np.uint64(0)
+        if not consistent(held, self._profile.vocab_size):
+            return None
+        own = slice(chunk.row, chunk.row + chunk.length)
+        rows: U64
+        if tokens is not None:
+            after = extend(before, tokens[own], chunk.start)
+            rows = np.column_stack((np.concatenate((np.asarray([before]), after[:-1])), after))
+        else:
+            assert carried is not None
+            rows = carried[own]
+            chained = bool((rows[1:, 0] == rows[:-1, 1]).all())
+            if rows[0, 0] != before or not chained:
+                return None
+        positions = np.arange(chunk.start, chunk.start + chunk.length)
+        self._pool[table[positions // self._block_tokens], positions % self._block_tokens] = rows[:, 1]
+        return rows
+
+    def _output(self, good: list[U64]) -> tuple[NamedTensor, ...]:
+        rows = np.concatenate(good) if good else np.zeros((0, 2), dtype=np.uint64)
+        data = np.ascontiguousarray(rows).view(np.uint8).reshape(-1)
+        tensors: list[NamedTensor] = [(TensorSpec(_CARRIED, "uint64", rows.shape), data.data)]
+        if self._filler_bytes:
+            shape = (rows.shape[0], self._filler_bytes)
+            filler = np.zeros(shape[0] * shape[1], dtype=np.uint8)
+            tensors.append((TensorSpec(_FILLER, "uint8", shape), filler.data))
+        return tuple(tensors)
+
+    def _sleep_until(self, deadline_ns: int) -> None:
+        while (left := deadline_ns - self._clock_ns()) > 0:
+            self._sleep(left / 1e9)

@@ -1,0 +1,59 @@
+"""The arithmetic of the emulated model: a running fingerprint of a sequence, and its check. Pure numpy.
+
+    fp[-1] = 0        fp[i] = fp[i-1] + (token[i] + 1) * w(i)   modulo 2^64,  w(i) = splitmix64(i) | 1
+
+w is odd, hence invertible: from two neighbours the token between them can be recovered. A block of another prompt,
+another position or another time then shows as an impossible token at its edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+U64 = npt.NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def weights(start: int, stop: int) -> U64:
+    """w(i) for positions [start, stop): [stop - start], odd."""
+    x = np.arange(start, stop, dtype=np.uint64) + _GOLDEN
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return (x ^ (x >> np.uint64(31))) | np.uint64(1)
+
+
+def extend(previous: np.uint64, tokens: npt.NDArray[np.uint32], start: int) -> U64:
+    """Fingerprints of positions [start, start + len(tokens)), after `previous` at start - 1."""
+    steps = (tokens.astype(np.uint64) + np.uint64(1)) * weights(start, start + tokens.size)
+    return np.cumsum(steps, dtype=np.uint64) + previous
+
+
+def consistent(fingerprints: U64, vocab: int) -> bool:
+    """Whether `fingerprints`, of positions [0, n), can have come from one sequence of tokens below `vocab`."""
+    steps = np.diff(fingerprints, prepend=np.uint64(0))
+    tokens_plus_one = steps * _inverse(weights(0, fingerprints.size))
+    return bool(((tokens_plus_one >= 1) & (tokens_plus_one <= vocab)).all())
+
+
+def expected_tokens(prompt_tokens: Sequence[int], n: int, vocab: int) -> list[int]:
+    """The `n` tokens that an emulated model answers to a prompt."""
+    last = extend(np.uint64(0), np.asarray(prompt_tokens, dtype=np.uint32), 0)[-1]
+    answer: list[int] = []
+    for position in range(len(prompt_tokens), len(prompt_tokens) + n):
+        answer.append(int(last) % vocab)
+        last = extend(last, np.asarray(answer[-1:], dtype=np.uint32), position)[-1]
+    return answer
+
+
+def _inverse(odd: U64) -> U64:
+    """Inverse modulo 2^64 by Newton's iteration: 3 right bits to begin with, twice as many each time."""
+    x = odd.copy()
+    for _ in range(5):
+        x = x * (np.uint64(2) - odd * x)
+    return x

@@ -1,0 +1,203 @@
+"""The emulated model: right answers, right times, and wrong state found out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wavepp.stage.model.base import REASON_STATE_MISMATCH, Job, JobChunk, JobError, JobResult, Sampling
+from wavepp.stage.model.emulated import EmulatedStage
+from wavepp.stage.model.errors import CheckpointError, ModelNotFoundError
+from wavepp.stage.model.factory import plan_model
+from wavepp.stage.model.fingerprints import consistent, expected_tokens, extend
+from wavepp.stage.model.profile import EmulatedProfile, StepCost, load_profile
+
+B = 8
+VOCAB = 997
+PROFILE = EmulatedProfile(
+    name="test",
+    layers=4,
+    vocab_size=VOCAB,
+    max_tokens=4096,
+    hidden_size=32,
+    hidden_bytes=64,
+    layer_cost=StepCost(step_us=100, token_us=2, token_key_us=0.01),
+    stages=(StepCost(step_us=50, token_us=1, token_key_us=0.5),),
+)
+PROMPT = [int(t) for t in np.random.default_rng(2).integers(0, VOCAB, 40)]
+TABLE = (5, 2, 7, 0, 9, 11, 12)
+
+
+class Clock:
+    """Time that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.slept_s: list[float] = []
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.now_ns += round(seconds * 1e9)
+
+
+def make_stages(clock: Clock, cuts: tuple[int, ...] = (0, 1, 3, 4)) -> list[EmulatedStage]:
+    return [
+        EmulatedStage(
+            PROFILE,
+            stage=i,
+            first_layer=a,
+            last_layer=b,
+            blocks=32,
+            block_tokens=B,
+            clock_ns=clock,
+            sleep=clock.sleep,
+        )
+        for i, (a, b) in enumerate(pairwise(cuts))
+    ]
+
+
+def run(stages: list[EmulatedStage], tokens: list[int], start: int, *tables: tuple[int, ...]) -> list[JobResult]:
+    """One chunk of grant 1 through the stages; a table for all, or one for each."""
+    data: bytes | None = np.asarray(tokens, dtype="<u4").tobytes()
+    results: list[JobResult] = []
+    for i, stage in enumerate(stages):
+        table = tables[i] if len(tables) > 1 else tables[0]
+        sampling = Sampling() if stage is stages[-1] else None
+        chunk = JobChunk(1, start, len(tokens), table, 0, sampling)
+        tensors = results[-1].tensors if results else ()
+        results.append(stage.run(Job(1, (chunk,), len(tokens), data, tensors)))
+        data = None
+        if results[-1].failed:
+            break
+    return results
+
+
+def test_chunks_through_stages_answer_what_is_expected() -> None:
+    stages = make_stages(Clock())
+    run(stages, PROMPT[:16], 0, TABLE)
+    run(stages, PROMPT[16:24], 16, TABLE)
+    answer = [run(stages, PROMPT[24:], 24, TABLE)[-1].samples[1].token]
+    for position in range(40, 43):
+        answer.append(run(stages, answer[-1:], position, TABLE)[-1].samples[1].token)
+    assert answer == expected_tokens(PROMPT, 4, VOCAB)
+
+
+def test_stages_may_have_different_block_tables_and_a_prefix_can_be_reused() -> None:
+    stages = make_stages(Clock())
+    tables = (TABLE, tuple(reversed(TABLE)), (20, 21, 22, 23, 24, 25, 26))
+    run(stages, PROMPT[:24], 0, *tables)
+    others = tuple((*table[:3], 30, 31) for table in tables)
+    assert run(stages, PROMPT[24:], 24, *others)[-1].samples[1].token == expected_tokens(PROMPT, 1, VOCAB)[0]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("block", [0, 1, 2])
+@pytest.mark.parametrize("wrong", ["never written", "of another prompt", "of another position"])
+def test_a_wrong_block_anywhere_in_the_prefix_is_found_on_any_stage(stage: int, block: int, wrong: str) -> None:
+    stages = make_stages(Clock())
+    run(stages, PROMPT[:24], 0, TABLE)
+    run(stages, list(reversed(PROMPT[:24])), 0, (15, 16, 17))
+    stray = {"never written": 31, "of another prompt": 15 + block, "of another position": TABLE[(block + 1) % 3]}
+    table = list(TABLE)
+    table[block] = stray[wrong]
+    tables = [TABLE, TABLE, TABLE]
+    tables[stage] = tuple(table)
+    results = run(stages, PROMPT[24:], 24, *tables)
+    assert results[-1].failed[0].reason == REASON_STATE_MISMATCH
+    assert len(results) == stage + 1
+    assert not results[-1].tensors or results[-1].tensors[0][0].shape == (0, 2)
+
+
+def test_the_whole_prefix_of_another_prompt_on_one_stage_is_found_by_the_next() -> None:
+    stages = make_stages(Clock())
+    run(stages, PROMPT[:24], 0, TABLE)
+    run(stages, list(reversed(PROMPT[:24])), 0, (15, 16, 17))
+    results = run(stages, PROMPT[24:], 24, (15, 16, 17, 18, 19), TABLE, TABLE)
+    assert results[1].failed[0].reason == REASON_STATE_MISMATCH
+
+
+def test_a_failed_grant_leaves_the_others_alone() -> None:
+    first, second, _ = make_stages(Clock())
+    run([first, second], PROMPT[:24], 0, TABLE)
+    tokens = np.asarray(PROMPT[24:40] + PROMPT[:8], dtype="<u4").tobytes()
+    chunks = (JobChunk(1, 24, 16, (5, 2, 31, 0, 9), 0), JobChunk(2, 0, 8, (20,), 16))
+    result = first.run(Job(2, chunks, 24, tokens))
+    assert [f.grant for f in result.failed] == [1]
+    assert result.nonfinite == ()
+    assert result.tensors[0][0].shape == (8, 2)
+    assert result.tensors[1][0].shape == (8, 48)
+    again = second.run(Job(2, (JobChunk(2, 0, 8, (20,), 0),), 8, tensors=result.tensors))
+    assert again.failed == ()
+
+
+def test_a_step_takes_what_the_profile_says() -> None:
+    clock = Clock()
+    first, second, _ = make_stages(clock)
+    result = run([first, second], PROMPT[:24], 0, TABLE)
+    assert result[0].duration_ns == pytest.approx(1000 * (50 + 24 + 0.5 * 24 * 24), rel=1e-6)
+    # Two layers at the profile's cost per layer; the cost per step is per step.
+    assert result[1].duration_ns == pytest.approx(1000 * (100 + 2 * 2 * 24 + 2 * 0.01 * 24 * 24), rel=1e-6)
+    result = run([first], PROMPT[24:], 24, TABLE)
+    assert result[0].duration_ns == pytest.approx(1000 * (50 + 16 + 0.5 * (2 * 24 * 16 + 16 * 16)), rel=1e-6)
+
+
+def test_a_job_without_its_input_is_refused() -> None:
+    first, second, _ = make_stages(Clock())
+    chunk = JobChunk(1, 0, 4, (0,), 0)
+    with pytest.raises(JobError, match="no tokens"):
+        first.run(Job(1, (chunk,), 4))
+    with pytest.raises(JobError, match="missing"):
+        second.run(Job(1, (chunk,), 4))
+
+
+@given(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=80), st.data())
+def test_fingerprints_do_not_depend_on_the_cuts_and_are_consistent(tokens: list[int], data: st.DataObject) -> None:
+    own = np.asarray(tokens, dtype=np.uint32)
+    whole = extend(np.uint64(0), own, 0)
+    cut = data.draw(st.integers(0, len(tokens) - 1))
+    before = extend(np.uint64(0), own[:cut], 0)
+    after = extend(before[-1] if cut else np.uint64(0), own[cut:], cut)
+    assert np.concatenate((before, after)).tolist() == whole.tolist()
+    assert consistent(whole, VOCAB)
+    place = data.draw(st.integers(0, len(tokens) - 1))
+    whole[place] += np.uint64(data.draw(st.integers(1, 2**63)))
+    assert not consistent(whole, VOCAB)
+
+
+def test_the_default_profile_comes_with_the_package_and_splits_evenly() -> None:
+    profile = load_profile("emulated")
+    plan = plan_model("emulated", 8)
+    assert plan.spans == tuple((4 * i, 4 * i + 4) for i in range(8))
+    assert plan.tokenizer is None
+    assert plan.fingerprint == profile.fingerprint() != PROFILE.fingerprint()
+
+
+def test_a_profile_that_is_missing_or_wrong_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="no emulation profile"):
+        load_profile("emulated:none")
+    good = json.loads(PROFILE.model_dump_json())
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(good))
+    assert load_profile(f"emulated:{path}") == PROFILE
+    path.write_text(json.dumps(good | {"layers": 0}))
+    with pytest.raises(CheckpointError, match="layers"):
+        load_profile(f"emulated:{path}")
+
+
+def test_an_emulated_stage_imports_no_torch() -> None:
+    code = (
+        "import sys; from wavepp.stage.model.factory import ModelOptions, open_stage_model, plan_model;"
+        "m = open_stage_model(ModelOptions('emulated', 0, 0, 4, blocks=4));"
+        "assert m.describe().compute.startswith('emulated'); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
