@@ -1,0 +1,121 @@
+"""What a stage's cache came to hold and lost, as a numbered list that the directory follows.
+
+The number after the last change is the cursor: a dump says up to which cursor it is true, and a follower
+that sees a number skipped knows that it must ask for one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from wavepp.core.errors import InvalidInputError
+from wavepp.core.ids import PrefixKey
+from wavepp.core.limits import CACHE_CHANGES_MAX
+
+UNDRAINED_CHANGES_MAX: Final = 65_536
+"""More than this many waiting changes are dropped: a dump is then cheaper than the list."""
+
+
+class ChangeKind(IntEnum):
+    """What happened to a key. The numbers are those of the wire."""
+
+    ATTACHED = 0
+    DETACHED = 1
+    SNAPSHOT_ATTACHED = 2
+    SNAPSHOT_DETACHED = 3
+
+
+class CacheChange(NamedTuple):
+    """One change; a snapshot goes by the key of the block at whose end it was taken."""
+
+    kind: ChangeKind
+    key: PrefixKey
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChanges:
+    """Changes in order, numbered `first_number`, `first_number` + 1, ...
+
+    `gap`: changes before `first_number` were dropped undrained; only a dump makes the follower right again.
+    """
+
+    first_number: int
+    changes: tuple[CacheChange, ...]
+    gap: bool
+
+    @property
+    def next_number(self) -> int:
+        """The cursor after these changes."""
+        return self.first_number + len(self.changes)
+
+
+@dataclass(frozen=True, slots=True)
+class DumpPiece:
+    """A part of all that is held; `keys` and `snapshot_keys` are packed, at most 4,096 keys together.
+
+    The dump contains every change numbered below `cursor` and none from there on. Parents come before
+    children, keys before snapshot keys. `last` is set on the last piece; there is always one.
+    """
+
+    cursor: int
+    keys: bytes
+    snapshot_keys: bytes
+    last: bool
+
+
+class ChangeLog:
+    """The undrained changes; at most `UNDRAINED_CHANGES_MAX` of them."""
+
+    __slots__ = ("_first_number", "_gap", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: deque[CacheChange] = deque()
+        self._first_number = 0
+        self._gap = False
+
+    @property
+    def cursor(self) -> int:
+        """The number that the next change will get."""
+        return self._first_number + len(self._waiting)
+
+    def add(self, kind: ChangeKind, key: PrefixKey) -> None:
+        """Append one change; if there are too many, all that wait are dropped."""
+        waiting = self._waiting
+        waiting.append(CacheChange(kind, key))
+        if len(waiting) > UNDRAINED_CHANGES_MAX:
+            self._first_number += len(waiting)
+            waiting.clear()
+            self._gap = True
+
+    def drain(self, at_most: int = CACHE_CHANGES_MAX) -> CacheChanges:
+        """Take the oldest changes, at most `at_most` (>= 1), and whether some were dropped before them."""
+        if at_most < 1:
+            raise InvalidInputError(f"cannot drain {at_most} changes: ask for at least 1")
+        waiting = self._waiting
+        taken = tuple(waiting.popleft() for _ in range(min(at_most, len(waiting))))
+        drained = CacheChanges(self._first_number, taken, self._gap)
+        self._first_number += len(taken)
+        self._gap = False
+        return drained
+
+
+def dump_pieces(
+    cursor: int,
+    keys: Sequence[PrefixKey],
+    snapshot_keys: Sequence[PrefixKey],
+    piece_keys: int = CACHE_CHANGES_MAX,
+) -> Iterator[DumpPiece]:
+    """Cut what is held at `cursor` into pieces of at most `piece_keys` keys; the sequences stay as they are."""
+    total = len(keys) + len(snapshot_keys)
+    for start in range(0, max(total, 1), piece_keys):
+        end = start + piece_keys
+        yield DumpPiece(
+            cursor=cursor,
+            keys=b"".join(keys[start:end]),
+            snapshot_keys=b"".join(snapshot_keys[max(start - len(keys), 0) : max(end - len(keys), 0)]),
+            last=end >= total,
+        )
