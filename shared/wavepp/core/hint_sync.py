@@ -20,6 +20,7 @@ class _Cursor:
     next_change: int = 0
     in_sync: bool = False
     dump_asked: bool = False
+    dump_begun: bool = False
 
 
 class HintSync:
@@ -64,15 +65,18 @@ class HintSync:
         cursor = self._cursors[event.stage]
         if event.incarnation != cursor.incarnation or not cursor.dump_asked:
             return
+        if not cursor.dump_begun:
+            cursor.dump_begun = True
+            self._hints.clear(event.stage)
         self._hints.load_dump(event.stage, event.keys, event.snapshot_keys)
         if event.last:
             cursor.next_change, cursor.in_sync = event.next_change, True
-            cursor.dump_asked = False
+            cursor.dump_asked = cursor.dump_begun = False
             self._hints.set_known(event.stage)
 
     def _lose(self, stage: StageIndex) -> bool:
         cursor = self._cursors[stage]
-        cursor.in_sync = False
+        cursor.in_sync = cursor.dump_begun = False
         self._hints.set_unknown(stage)
         ask, cursor.dump_asked = not cursor.dump_asked, True
         return ask
