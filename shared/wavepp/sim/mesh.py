@@ -287,6 +287,17 @@ class SimMesh:
     def _link_broken(self, stage: StageIndex, epoch: PipelineEpoch) -> Callable[[], None]:
         return lambda: self._keep(ep.LinkBroken(stage, epoch, "link broken"))
 
+    def restart_router(self) -> None:
+        """The router dies with its requests and streams; another leads, raises the epoch and finds the stages."""
+        self._cut("control:", "events:", "lost:", "admit", "decide", "timer", "epoch")
+        self.etcd.clear()  # the records hung on its lease
+        self.dispatcher = self._new_dispatcher()
+        self.keeper = ep.EpochKeeper(self.config.stages)
+        for stage in self.stages:
+            self._stage_up(stage)
+        self._admit(am.RouterConnected(PipelineEpoch(0), frozenset()))
+        self._dispatch(dm.DirectoryChanged(ready=True, new_stream=True))
+
     def restart_directory(self) -> None:
         """The directory dies; another takes over from the ledger, the stages and the router."""
         self._cut("rounds:", "answers:", "admit", "decide", "ledger")
