@@ -163,6 +163,16 @@ async def test_unknown_error_is_internal_logged_and_tells_the_client_nothing(
     assert any(record.exc_info and "uu failed" in record.message for record in caplog.records)
 
 
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
+async def test_bytes_that_are_no_message_are_an_invalid_argument(bench: Bench, kind: str) -> None:
+    path = "/grpc.health.v1.Health/" + {"unary_unary": "Check", "unary_stream": "Watch"}[kind]
+    call: Any = getattr(bench.channel, kind)(path)(b"\xff" * 9, timeout=LIMIT_S)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await (call if kind == "unary_unary" else call.read())
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "the 9 bytes of the request are malformed" in (caught.value.details() or "")
+
+
 async def test_status_that_a_handler_chose_itself_stays(bench: Bench) -> None:
     async def choose(_request: bytes, context: Any) -> bytes:
         await context.abort(grpc.StatusCode.DATA_LOSS, "mine")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 from wavepp.core.errors import InvalidInputError, PeerProtocolError, WaveppError
 from wavepp.infra.etcd_errors import (
     EtcdAmbiguousError,
@@ -37,6 +38,7 @@ class ErrorStatus:
 
 
 ErrorTable = Mapping[type[BaseException], ErrorStatus]
+_Decode = Callable[[Any], Any]
 
 ERROR_STATUS: Final[ErrorTable] = {
     InvalidInputError: ErrorStatus(grpc.StatusCode.INVALID_ARGUMENT),
@@ -92,29 +94,32 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return None
         build, inner = _kind(handler)
         method = handler_call_details.method
+        decode, left_to_grpc = _decoder(handler)
         if inspect.isasyncgenfunction(inner):
-            guarded: Any = self._guard_generator(inner, method)
+            guarded: Any = self._guard_generator(inner, decode, method)
         elif inspect.iscoroutinefunction(inner):
-            guarded = self._guard_coroutine(inner, method)
+            guarded = self._guard_coroutine(inner, decode, method)
         else:
             return handler
-        return build(guarded, handler.request_deserializer, handler.response_serializer)
+        return build(guarded, left_to_grpc, handler.response_serializer)
 
-    def _guard_coroutine(self, inner: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+    def _guard_coroutine(
+        self, inner: Callable[..., Awaitable[Any]], decode: _Decode, method: str
+    ) -> Callable[..., Awaitable[Any]]:
         async def guarded(request: Any, context: Any) -> Any:
             try:
-                return await inner(request, context)
+                return await inner(decode(request), context)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - each becomes a status
                 await self._end(error, context, method)
 
         return guarded
 
     def _guard_generator(
-        self, inner: Callable[..., AsyncGenerator[Any, None]], method: str
+        self, inner: Callable[..., AsyncGenerator[Any, None]], decode: _Decode, method: str
     ) -> Callable[..., AsyncGenerator[Any, None]]:
         async def guarded(request: Any, context: Any) -> AsyncGenerator[Any, None]:
             try:
-                async with contextlib.aclosing(inner(request, context)) as responses:
+                async with contextlib.aclosing(inner(decode(request), context)) as responses:
                     async for response in responses:
                         yield response
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - each becomes a status
@@ -140,6 +145,24 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         trailing = () if wait_ms is None else ((PUSHBACK_KEY, str(wait_ms)),)
         await context.abort(status.code, details[:DETAILS_CHARS_MAX], trailing)
         raise AssertionError("abort returned")
+
+
+def _decoder(handler: Any) -> tuple[_Decode, Any]:
+    """What turns a call's request into a message, and what is left to gRPC.
+
+    gRPC ends a call whose message it cannot decode with UNKNOWN and the words of a Python exception, so single
+    messages are decoded here.
+    """
+    if handler.request_streaming or handler.request_deserializer is None:
+        return (lambda request: request), handler.request_deserializer
+
+    def decode(request: bytes) -> Any:
+        try:
+            return handler.request_deserializer(request)
+        except DecodeError as error:
+            raise InvalidInputError(f"the {len(request)} bytes of the request are malformed: {error}") from error
+
+    return decode, None
 
 
 def _kind(handler: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
