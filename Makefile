@@ -5,7 +5,7 @@ PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 PROTOS := $(sort $(wildcard proto/wavepp/v1/*.proto))
 
-.PHONY: demo test lint proto proto-check format clean perf
+.PHONY: demo test lint proto proto-check format lock clean
 
 demo: $(STAMP)
 	$(PY) -m wavepp.cli demo
@@ -36,6 +36,15 @@ proto-check: $(STAMP)
 format: $(STAMP)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+# Exact versions of a fresh resolution of pyproject.toml's ranges; torch stays as it is pinned.
+lock:
+	rm -rf build/lock && $(PYTHON) -m venv build/lock
+	grep '^torch==' constraints.txt > build/torch.txt
+	build/lock/bin/python -m pip install --quiet --upgrade pip
+	build/lock/bin/python -m pip install --quiet -c build/torch.txt -e '.[stage,local,dev]'
+	(echo '# Exact versions of all that make installs (Linux, Python 3.11 or newer). To renew: make lock'; \
+	 build/lock/bin/python -m pip freeze --exclude-editable --all | sed 's/+cpu//' | grep -v '^setuptools==') > constraints.txt
 
 clean:
 	rm -rf $(VENV) .wavepp build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
