@@ -252,3 +252,18 @@ async def test_bodys_own_error_is_not_hidden_by_a_failed_task() -> None:
 
     with pytest.raises(KeyError, match="body"):
         await body(asyncio.Event())
+
+
+def test_an_error_of_ours_in_a_callback_of_the_loop_ends_the_process_with_code_1(start: Start) -> None:
+    process = start("""
+from wavepp.core.errors import InvariantError
+async def main(stop):
+    def fault():
+        raise InvariantError("blocks do not add up")
+    asyncio.get_running_loop().call_soon(fault)
+    await stop.wait()
+sys.exit(run_process(main, name="wavepp test"))
+""")
+    _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert "blocks do not add up" in err

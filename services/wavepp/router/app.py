@@ -90,6 +90,7 @@ async def _drain(leadership: Leadership, front_door: PrefillServicer, server: Rp
             async with asyncio.timeout(DRAIN_S):
                 await engine.until_idle()
         engine.fail_all(FailureKind.SHUTDOWN, "this router stops; send the request again")
+    leadership.close()
     await server.stop()
 
 

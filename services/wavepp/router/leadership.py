@@ -160,6 +160,10 @@ class Leadership:
             self._step_down()
             await election.resign()
 
+    def close(self) -> None:
+        """The process stops: let go of the pipeline now, so that the ends of its streams are no news."""
+        self._step_down()
+
     def _begin(self, fence: Fence) -> None:
         self._fence = fence
         self.pipeline = Pipeline(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TextIO
 
 import uvloop
+from wavepp.core.errors import WaveppError
 from wavepp.infra.errors import BackgroundTaskError, StartupError
 
 _log = logging.getLogger(__name__)
@@ -30,7 +31,8 @@ def run_process(main: Main, *, name: str, stop_grace_s: float = STOP_GRACE_S) ->
 
     SIGTERM or SIGINT sets `stop`; `main` then has `stop_grace_s` to return before it is cancelled, and 5 s more before
     the process is ended with a dump of its threads. A second signal cancels at once. StartupError gives one line on
-    stderr and code 1, any other error a log entry and code 1. SIGUSR1 dumps the stacks of all threads to stderr.
+    stderr and code 1, any other error a log entry and code 1; so does an error of ours in a callback of the loop. SIGUSR1
+    dumps the stacks of all threads to stderr.
     """
     faulthandler.register(signal.SIGUSR1, file=_stderr(), all_threads=True)
     try:
@@ -57,6 +59,17 @@ def one_line(error: BaseException) -> str:
 async def _supervise(main: Main, name: str, stop_grace_s: float) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+    faults: list[WaveppError] = []
+
+    def on_callback_error(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # What a timer or a callback raises reaches nobody else. If it is ours, the state behind it cannot be trusted.
+        error = context.get("exception")
+        _log.error("%s: %s", name, context.get("message"), exc_info=error)
+        if isinstance(error, WaveppError):
+            faults.append(error)
+            stop.set()
+
+    loop.set_exception_handler(on_callback_error)
     task = asyncio.ensure_future(main(stop))
 
     def limit_the_rest() -> None:
@@ -84,7 +97,7 @@ async def _supervise(main: Main, name: str, stop_grace_s: float) -> int:
             _log.error("%s: not stopped within %.0f s, cancelling: %s", name, stop_grace_s, _stack(task))
             task.cancel()
             await asyncio.wait({task}, timeout=CANCEL_GRACE_S)
-        return _exit_code(task, name)
+        return EXIT_FAILED if faults else _exit_code(task, name)
     finally:
         stopping.cancel()
         for number in _SIGNALS:
