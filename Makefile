@@ -18,6 +18,7 @@ lint: $(STAMP) proto-check
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(PY) docs/generate_configuration.py --check
 
 # The lock file fixes every version; pyproject.toml only gives ranges.
 $(STAMP): pyproject.toml constraints.txt
