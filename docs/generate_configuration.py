@@ -1,4 +1,4 @@
-"""Write docs/configuration.md from the processes' own configuration classes; with --check, say whether it is current."""
+"""Write docs/configuration.md from the configuration classes; with --check, say whether it is current."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ INTRO = f"""# Configuration
 Generated from the code by `python docs/generate_configuration.py`; do not edit.
 
 Every setting is a flag (`--lease-ttl-s 10`), an environment variable (`{ENV_PREFIX}LEASE_TTL_S=10`) and a key of a TOML
-file given with `--config` (`lease_ttl_s = 10`; the tables `[router]`, `[directory]` and `[stage]` hold what is for one
-kind of process). Flags go over the environment, the environment over the file. `--print-config` prints what is in effect
-in the form of such a file. Lists are written `a,b,c`.
+file given with `--config` (`lease_ttl_s = 10`; the tables `[router]`, `[directory]` and `[stage]` hold what is for
+one kind of process). Flags go over the environment, the environment over the file. `--print-config` prints what is
+in effect in the form of such a file. Lists are written `a,b,c`.
 
 Tracing also follows the standard variables of OpenTelemetry: it is on when `OTEL_EXPORTER_OTLP_ENDPOINT` is set.
 """
