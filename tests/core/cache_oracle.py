@@ -165,22 +165,12 @@ class Oracle:
         self.become(tried)
         return self.prepared(grant)
 
-    def use(self, keys: list[Key]) -> None:
-        self.clock += 1
-        for key in keys:
-            self.last_use[key] = self.clock
-
     def use_snapshot(self, key: Key) -> None:
         self.snapshots.remove(key)
         self.snapshots.append(key)
 
     def commit(self, grant: GrantId) -> None:
-        mine = self.grants[grant]
-        if not mine.committed:
-            mine.committed = True
-            self.use(mine.lease)
-            if mine.lease and self.shape.recurrent:
-                self.use_snapshot(mine.lease[-1])
+        self.grants[grant].committed = True
 
     def materialise(self, grant: GrantId, blocks: int) -> None:
         mine = self.grants[grant]
@@ -204,14 +194,12 @@ class Oracle:
 
     def attach(self, grant: GrantId, last_block: int) -> None:
         mine = self.grants[grant]
-        self.clock += 1
         for i in range(len(mine.published), last_block):
             key = mine.keys[i]
             mine.owned -= 1
             mine.published.append(key)
             if key not in self.parents:
                 self.parents[key] = mine.keys[i - 1] if i else None
-                self.last_use[key] = self.clock
                 self.events.append((ChangeKind.ATTACHED, key))
 
     def take_slot(self, grant: GrantId, at_block: int) -> bool:
@@ -244,6 +232,8 @@ class Oracle:
     def release(self, grant: GrantId) -> None:
         mine = self.grants.pop(grant)
         if mine.committed:
-            self.use(mine.published)
+            self.clock += 1
+            for key in mine.published:
+                self.last_use[key] = self.clock
             if mine.lease and self.shape.recurrent:
                 self.use_snapshot(mine.lease[-1])

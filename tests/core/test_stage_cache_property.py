@@ -98,8 +98,10 @@ class CacheMachine(RuleBasedStateMachine):
                 keys[answer.endpoint_tokens // B : first]
             )
             # Whole lives in one step, so that caches are full and shared often enough.
-            further = data.draw(st.sampled_from(["", "", "run", "run and end"]), label="and then")
-            if further:
+            further = data.draw(st.sampled_from(["", "lower", "run", "run and end"]), label="and then")
+            if further == "lower":
+                self.step_down(grant, data)
+            if further.startswith("run"):
                 self.finish(grant, data)
             if further == "run and end":
                 self.end(grant)
@@ -109,7 +111,9 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.some(committed=False))
     @rule(data=st.data())
     def lower(self, data: st.DataObject) -> None:
-        grant = self.pick(data, committed=False)
+        self.step_down(self.pick(data, committed=False), data)
+
+    def step_down(self, grant: GrantId, data: st.DataObject) -> None:
         step = self.shape.alignment_tokens // B
         blocks = data.draw(st.sampled_from(range(0, len(self.oracle.grants[grant].lease) + 1, step)))
         before = (self.cache.usage(), self.cache.room(), self.cache.table(grant))

@@ -149,6 +149,17 @@ def test_the_oldest_snapshot_makes_room_for_a_new_one(hybrid: Bench) -> None:
     assert {key_at(kept, i) for i in range(3)} == {key_of("a"), key_of("c"), key_of("d")}
 
 
+def test_writing_a_snapshot_that_is_there_counts_as_its_use(hybrid: Bench) -> None:
+    one, two = hybrid.prepared("a"), hybrid.prepared("a")
+    hybrid.run(one, "a", snapshots=(1,))
+    hybrid.cached("b", snapshots=(1,))
+    hybrid.run(two, "a", snapshots=(1,))
+    for prompt in ("c", "d"):
+        hybrid.cached(prompt, snapshots=(1,))
+    kept = b"".join(piece.snapshot_keys for piece in hybrid.cache.dump())
+    assert kept == key_of("a") + key_of("c") + key_of("d")
+
+
 def test_a_lack_of_snapshot_slots_keeps_nobody_waiting() -> None:
     bench = Bench(StageCache(replace(HYBRID, sizes=PoolSizes(10, 3, 1))))
     bench.cached("ab", snapshots=(1,))

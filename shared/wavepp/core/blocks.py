@@ -169,14 +169,16 @@ class BlockPool:
         """Free an owned block."""
         self._free.append(block)
 
-    def publish(self, block: BlockId, key: PrefixKey, parent: BlockId, stamp: int) -> None:
-        """Publish an owned block under a key that is not held; its owner keeps one reference."""
+    def publish(self, block: BlockId, key: PrefixKey, parent: BlockId) -> None:
+        """Publish an owned block under a key that is not held; its owner keeps one reference.
+
+        It has no place in the eviction order yet: the owner touches it before it drops that reference.
+        """
         self._by_key[key] = block
         self._keys[block] = key
         self._parents[block] = parent
         self._references[block] = 1
         self._children[block] = 0
-        self._touched[block] = stamp
         if parent == NO_PARENT:
             self._depth[block] = 0
         else:

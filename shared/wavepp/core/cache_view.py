@@ -184,10 +184,6 @@ class CacheView:
     def _told(self) -> tuple[str, ...]:
         return tuple(" ".join(map(str, operation)) for operation in self._story)
 
-    def _next_stamp(self) -> int:
-        self._stamp += 1
-        return self._stamp
-
     def _measure(self) -> dict[str, int]:
         return {
             "kv": self._blocks.free + self._blocks.evictable - self._escrow.total("kv"),

@@ -21,7 +21,7 @@ class EvictionPolicy(Protocol):
     def rank(self, touched: int, depth: int) -> int:
         """The leaf with the lowest rank is evicted first; among equals, the one that became a leaf first.
 
-        `touched` grows with every operation that used the block; `depth` counts blocks before it.
+        `touched` grows with every release of a grant that used the block; `depth` counts blocks before it.
         Asked once, when a block becomes an evictable leaf.
         """
         ...

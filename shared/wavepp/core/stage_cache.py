@@ -77,15 +77,11 @@ class StageCache(CacheAdmission):
     # ---- execution -------------------------------------------------------------------------------------
 
     def commit(self, grant: GrantId) -> None:
-        """The grant's first chunk has come: its prefix counts as used now. Again: no effect."""
-        sequence = self._get(grant)
-        if sequence.committed:
-            return
-        sequence.committed = True
-        lease = self._leases.get(grant)
-        self._blocks.touch(lease.blocks, self._next_stamp())
-        if lease.restore_from is not None:
-            self._snapshots.touch(lease.restore_from)
+        """The grant's first chunk has come: from now on its release counts as a use. Again: no effect.
+
+        The eviction order moves at the release: before that nothing of it can be evicted.
+        """
+        self._get(grant).committed = True
         self._done("commit", grant)
 
     def materialise(self, grant: GrantId, upto_tokens: int) -> tuple[BlockId, ...]:
@@ -128,10 +124,9 @@ class StageCache(CacheAdmission):
                 f"grant {grant} cannot publish blocks [{first_block}, {last_block}): {sequence.published} are "
                 f"published, {computed} full ones are computed; publish in order, without a gap"
             )
-        stamp = self._next_stamp()
         try:
             for i in range(last_block - first_block):
-                self._attach_block(grant, sequence, first_block + i, key_at(keys, i), stamp)
+                self._attach_block(grant, sequence, first_block + i, key_at(keys, i))
         finally:
             self._done("attach", grant, first_block, last_block)
 
@@ -207,7 +202,9 @@ class StageCache(CacheAdmission):
             self._states.give_back(sequence.state_slot)
         published = sequence.table[: sequence.published]
         if sequence.committed:
-            self._blocks.touch(published, self._next_stamp())
+            self._stamp += 1
+            # The whole chain at once: a parent is never older than its child.
+            self._blocks.touch(published, self._stamp)
         if lease.restore_from is not None:
             if sequence.committed:
                 self._snapshots.touch(lease.restore_from)
@@ -226,7 +223,7 @@ class StageCache(CacheAdmission):
             self._changes.add(ChangeKind.DETACHED, evicted_key)
         return block
 
-    def _attach_block(self, grant: GrantId, sequence: Sequence, i: int, key: PrefixKey, stamp: int) -> None:
+    def _attach_block(self, grant: GrantId, sequence: Sequence, i: int, key: PrefixKey) -> None:
         own = sequence.table[i]
         parent = sequence.table[i - 1] if i else NO_PARENT
         kept = self._blocks.find(key)
@@ -235,7 +232,7 @@ class StageCache(CacheAdmission):
                 raise InvalidInputError(f"block {i} of grant {grant} is published, but not as {key.hex()}")
             return
         if kept is None:
-            self._blocks.publish(own, key, parent, stamp)
+            self._blocks.publish(own, key, parent)
             self._changes.add(ChangeKind.ATTACHED, key)
         elif self._blocks.parent_of(kept) == parent:
             self._blocks.pin([kept])
