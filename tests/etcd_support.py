@@ -30,6 +30,14 @@ async def eventually(call: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.02)
 
 
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Look again and again until it holds."""
+    ends = time.monotonic() + WAIT_S
+    while not await holds():
+        assert time.monotonic() < ends, "it does not come to hold"
+        await asyncio.sleep(0.02)
+
+
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
     """The process does not run (SIGSTOP), but its connections stay open."""

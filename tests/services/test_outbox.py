@@ -1,0 +1,91 @@
+"""Outboxes: in order, bounded, and streams that end when they should."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from wavepp.core.errors import PeerProtocolError
+from wavepp.infra.outbox import Outbox, OutboxFullError
+from wavepp.infra.streams import serve_stream
+
+LIMIT_S = 5.0
+
+
+async def test_messages_come_in_order_and_end_after_close() -> None:
+    outbox: Outbox[int] = Outbox()
+    for i in range(3):
+        outbox.put(i)
+    outbox.close()
+    outbox.put(99)
+    assert [m async for m in outbox] == [0, 1, 2]
+
+
+async def test_a_reader_waits_for_what_comes_later() -> None:
+    outbox: Outbox[int] = Outbox()
+
+    async def read() -> list[int]:
+        return [m async for m in outbox]
+
+    reader = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    outbox.put(1)
+    await asyncio.sleep(0)
+    outbox.put(2)
+    outbox.close()
+    async with asyncio.timeout(LIMIT_S):
+        assert await reader == [1, 2]
+
+
+async def test_a_peer_that_does_not_read_ends_the_stream() -> None:
+    outbox: Outbox[int] = Outbox(messages_max=2)
+    for i in range(3):
+        outbox.put(i)
+    assert outbox.closed
+    with pytest.raises(OutboxFullError, match="2 messages"):
+        _ = [m async for m in outbox]
+
+
+async def never() -> AsyncIterator[int]:
+    await asyncio.Event().wait()
+    yield 0
+
+
+async def test_a_stream_ends_when_another_takes_its_outbox() -> None:
+    outbox: Outbox[int] = Outbox()
+    outbox.put(1)
+    outbox.close()
+    async with asyncio.timeout(LIMIT_S):
+        assert [m async for m in serve_stream(never(), outbox, lambda _: None)] == [1]
+
+
+async def test_what_receiving_raises_ends_the_stream_with_that_error() -> None:
+    outbox: Outbox[int] = Outbox()
+
+    async def incoming() -> AsyncIterator[int]:
+        yield 7
+
+    def receive(message: int) -> None:
+        raise PeerProtocolError(f"unexpected {message}")
+
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(PeerProtocolError, match="unexpected 7"):
+            _ = [m async for m in serve_stream(incoming(), outbox, receive)]
+
+
+async def test_a_stream_ends_when_the_peer_has_ended_its_side() -> None:
+    outbox: Outbox[int] = Outbox()
+    received: list[int] = []
+
+    async def incoming() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+
+    def receive(message: int) -> None:
+        received.append(message)
+        outbox.put(10 * message)
+
+    async with asyncio.timeout(LIMIT_S):
+        assert [m async for m in serve_stream(incoming(), outbox, receive)] == [10, 20]
+    assert received == [1, 2]
