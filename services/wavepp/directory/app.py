@@ -39,7 +39,7 @@ async def run_directory(config: DirectoryConfig, stop: asyncio.Event) -> None:
     metrics = Metrics()
     server = RpcServer(errors=ERRORS)
     try:
-        async with TaskOwner(stop) as tasks:
+        async with TaskOwner(stop) as tasks, server:
             try:
                 await client.get("/wavepp/")
             except EtcdError as error:
@@ -59,7 +59,6 @@ async def run_directory(config: DirectoryConfig, stop: asyncio.Event) -> None:
             await server.set_serving(True)
             _log.info("directory ready at %s", servicer.address)
             await stop.wait()
-            await server.stop()
     finally:
         await client.close()
         metrics.close()

@@ -49,7 +49,7 @@ async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
     telemetry = setup_telemetry("wavepp-router", config.tracing(pipeline=config.pipeline))
     server = RpcServer(errors=STATUS)
     try:
-        async with TaskOwner(stop) as tasks:
+        async with TaskOwner(stop) as tasks, server:
             try:
                 await client.get("/wavepp/")
             except EtcdError as error:

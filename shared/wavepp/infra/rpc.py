@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -62,7 +62,8 @@ def open_channel(address: str) -> grpc.aio.Channel:
 class RpcServer:
     """A gRPC server with health and reflection. Not serving, to the health service, until `set_serving(True)`.
 
-    `errors` adds a service's own errors to the table that maps errors to statuses.
+    `errors` adds a service's own errors to the table that maps errors to statuses. As `async with server` it is
+    stopped at the end, whether or not it was started.
     """
 
     def __init__(self, *, errors: ErrorTable | None = None, rpcs_max: int = RPCS_MAX) -> None:
@@ -72,6 +73,12 @@ class RpcServer:
         self._names: list[str] = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._health: Any = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.stop()
 
     def add(self, register: Callable[[S, grpc.aio.Server], None], servicer: S, service: str) -> None:
         """Serve `servicer`. `register` is the generated `add_...Servicer_to_server`, `service` the full name."""
