@@ -1,0 +1,77 @@
+"""etcd stops for a while, for less than a lease: what runs goes on, what is new waits, nothing restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from mesh_support import MeshClient, eventually, open_client, running_mesh, step_cost, write_profile
+from wavepp.cli.local_cluster import ClusterSpec, LocalCluster
+from wavepp.stage.model.fingerprints import expected_tokens
+from wavepp.v1 import prefill_pb2
+
+AWAY_S = 8.0
+LEASE_S = 20
+"""A renewal is due every 6.7 s, so at least 12 s are left of a lease when etcd stops."""
+
+
+@pytest.fixture(scope="module")
+def mesh_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Two stages whose steps take 20 ms."""
+    run_dir = tmp_path_factory.mktemp("etcd-away")
+    spec = ClusterSpec(
+        run_dir,
+        write_profile(run_dir / "profile.json", stages=[step_cost(20.0)] * 2),
+        2,
+        common_arguments=("--lease-ttl-s", str(LEASE_S), "--log-format", "json", "--etcd-timeout-s", "1"),
+        stage_arguments=("--link", "socket", "--validate-invariants"),
+    )
+    with running_mesh(spec, quiet_logs=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def client(mesh_of_its_own: LocalCluster) -> AsyncIterator[MeshClient]:
+    async with open_client(mesh_of_its_own.address) as found:
+        yield found
+
+
+def identities(status: prefill_pb2.GetStatusResponse) -> tuple[object, ...]:
+    """What changes when anything restarts."""
+    stages = tuple((s.stage, s.incarnation, s.pid) for s in status.stages)
+    return stages, status.pipeline_epoch, status.directory_epoch
+
+
+async def test_work_goes_on_while_etcd_is_away(mesh_of_its_own: LocalCluster, client: MeshClient) -> None:
+    etcd = mesh_of_its_own.etcd
+    assert etcd is not None
+    before = await client.status()
+    prompt, vocab, budget = list(range(300)), 32_000, 260
+    call = client.stream(prompt, max_tokens=budget)
+    assert (await call.read()).token.index == 0
+
+    await asyncio.to_thread(etcd.stop)
+    stopped = time.monotonic()
+    late = [asyncio.create_task(client.answer(list(range(i, 500)), 2)) for i in range(3)]
+    tokens = [expected_tokens(prompt, 1, vocab)[0]]
+    while time.monotonic() < stopped + AWAY_S:
+        event = await asyncio.wait_for(call.read(), 2.0)
+        assert event.WhichOneof("event") == "token", "the budget is for longer than etcd is away"
+        tokens.append(event.token.token_id)
+    during = await client.status()
+    assert not any(task.done() for task in late), "a grant was made that no ledger holds"
+    assert during.state.startswith("degraded: etcd is away")
+    assert during.router.running == 1
+    await asyncio.to_thread(etcd.start)
+
+    for answer in await asyncio.gather(*late):
+        assert answer.attempts == 1
+    while (event := await call.read()).WhichOneof("event") == "token":
+        tokens.append(event.token.token_id)
+    assert event.done.attempts == 1
+    assert list(event.done.token_ids) == tokens == expected_tokens(prompt, budget, vocab)
+    after = await eventually(client.status, lambda s: s.state == "serving", 10.0)
+    assert identities(before) == identities(during) == identities(after)
+    await client.quiet()
