@@ -170,7 +170,7 @@ def test_fingerprints_do_not_depend_on_the_cuts_and_are_consistent(tokens: list[
     assert np.concatenate((before, after)).tolist() == whole.tolist()
     assert consistent(whole, VOCAB)
     place = data.draw(st.integers(0, len(tokens) - 1))
-    whole[place] += np.uint64(data.draw(st.integers(1, 2**63)))
+    whole[place : place + 1] += np.uint64(data.draw(st.integers(1, 2**63)))
     assert not consistent(whole, VOCAB)
 
 

@@ -23,10 +23,10 @@ UNDRAINED_CHANGES_MAX: Final = 65_536
 class ChangeKind(IntEnum):
     """What happened to a key. The numbers are those of the wire."""
 
-    ATTACHED = 0
-    DETACHED = 1
-    SNAPSHOT_ATTACHED = 2
-    SNAPSHOT_DETACHED = 3
+    ATTACHED = 1
+    DETACHED = 2
+    SNAPSHOT_ATTACHED = 3
+    SNAPSHOT_DETACHED = 4
 
 
 class CacheChange(NamedTuple):

@@ -5,7 +5,6 @@ Weights are only indexed here (names, shapes, files); `weights.py` reads them.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from wavepp.core.keys import digest
 from wavepp.stage.model.adapters.base import ModelAdapter, ModelShape
 from wavepp.stage.model.adapters.table import adapter_for
 from wavepp.stage.model.errors import CheckpointError, ModelNotFoundError
@@ -78,10 +78,10 @@ def open_checkpoint(model: str | Path, models_dir: Path | None = None) -> Checkp
     adapter.check(config)
     files = _weight_files(path)
     entries: dict[str, WeightEntry] = {}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    identities = [json.dumps(config, sort_keys=True).encode()]
     for file in files:
         header = _read_header(file)
-        digest.update(_identity(file, header))
+        identities.append(_identity(file, header))
         entries.update(_entries(file, header))
     return Checkpoint(
         path=path,
@@ -91,7 +91,7 @@ def open_checkpoint(model: str | Path, models_dir: Path | None = None) -> Checkp
         shape=adapter.shape(config),
         entries=entries,
         eos_token_ids=_eos(path, config),
-        fingerprint=digest.hexdigest()[:32],
+        fingerprint=digest("model", identities).hex()[:32],
     )
 
 
@@ -154,14 +154,14 @@ def _identity(file: Path, header: bytes) -> bytes:
     large model; a stage must start in seconds.
     """
     size = file.stat().st_size
-    digest = hashlib.sha256(f"{file.name}\0{size}\0".encode() + header)
+    parts = [file.name.encode(), str(size).encode(), header]
     data = 8 + len(header)
     span = max(size - data - _FINGERPRINT_SAMPLE_BYTES, 0)
     with file.open("rb") as stream:
         for i in range(_FINGERPRINT_SAMPLES):
             stream.seek(data + span * i // (_FINGERPRINT_SAMPLES - 1))
-            digest.update(stream.read(_FINGERPRINT_SAMPLE_BYTES))
-    return digest.digest()
+            parts.append(stream.read(_FINGERPRINT_SAMPLE_BYTES))
+    return digest("weight file", parts)
 
 
 def _eos(path: Path, config: Mapping[str, Any]) -> tuple[int, ...]:

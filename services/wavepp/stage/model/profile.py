@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from importlib import resources
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from wavepp.core.keys import digest
 from wavepp.stage.model.errors import CheckpointError, ModelNotFoundError
 
 EMULATED_PREFIX = "emulated"
@@ -55,8 +55,8 @@ class EmulatedProfile(BaseModel):
 
     def fingerprint(self) -> str:
         """Equal for profiles that behave alike in everything but time."""
-        facts = f"{self.name}\0{self.layers}\0{self.vocab_size}\0{self.hidden_bytes}"
-        return hashlib.sha256(facts.encode()).hexdigest()[:32]
+        facts = (self.name, str(self.layers), str(self.vocab_size), str(self.hidden_bytes))
+        return digest("emulated model", (fact.encode() for fact in facts)).hex()[:32]
 
 
 def is_emulated(model: str) -> bool:
