@@ -12,7 +12,8 @@ from wavepp.core.errors import WaveppError
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, grant_id
 from wavepp.core.sequencer import JOBS_AHEAD, Sequencer
 from wavepp.core.stage_grants import GrantAction, GrantEvent, GrantState
-from wavepp.sim.mesh import MeshConfig, SimMesh, expected_tokens
+from wavepp.sim.executor import expected_tokens
+from wavepp.sim.mesh import MeshConfig, SimMesh
 
 PROMPT = tuple(range(100, 140))
 OTHER = tuple(range(500, 530))

@@ -156,6 +156,7 @@ class Leadership:
             hello.router_etcd_lease,
             written=desk.apply,
             observe=self._txn_seconds.observe,
+            deletions=self._ledger.deletions if self._ledger is not None else (),
         )
         self._ledger_task = self._tasks.spawn(self._ledger.run(), "ledger")
         outbox.put(

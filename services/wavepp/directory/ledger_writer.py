@@ -50,6 +50,7 @@ class LedgerWriter:
     """One writer for one pipeline, as long as this directory and that router lead.
 
     `written` hears the outcome of each round's first write. `observe` hears how long a transaction took, in seconds.
+    `deletions` are those that the writer before has left.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class LedgerWriter:
         *,
         written: Callable[[RecordWritten], None],
         observe: Callable[[float], None],
+        deletions: Sequence[SetRecord] = (),
     ) -> None:
         self._client = client
         self._keys = keys
@@ -68,7 +70,8 @@ class LedgerWriter:
         self._router_lease = router_lease
         self._written = written
         self._observe = observe
-        self._pending: dict[str, SetRecord] = {}
+        self._pending: dict[str, SetRecord] = {r.name: r for r in deletions}
+        self._writing: list[SetRecord] = []
         self._changed = asyncio.Event()
         self._failing = False
 
@@ -76,6 +79,11 @@ class LedgerWriter:
     def healthy(self) -> bool:
         """Whether the last transaction went through."""
         return not self._failing
+
+    @property
+    def deletions(self) -> tuple[SetRecord, ...]:
+        """Records that are to be deleted and may still be in etcd."""
+        return tuple(r for r in (*self._writing, *self._pending.values()) if not r.grants)
 
     def set(self, record: SetRecord) -> None:
         """Make etcd hold this."""
@@ -90,6 +98,7 @@ class LedgerWriter:
                 self._changed.clear()
                 await self._changed.wait()
             batch = [self._pending.pop(name) for name in list(self._pending)[:RECORDS_PER_TXN]]
+            self._writing = batch
             try:
                 await self._write(batch)
             except EtcdError as error:
@@ -101,6 +110,7 @@ class LedgerWriter:
             else:
                 self._failing = False
                 backoff.reset()
+            self._writing = []
 
     async def _write(self, batch: list[SetRecord]) -> None:
         ops: list[PutOp | DeleteOp] = [self._op(record) for record in batch]

@@ -160,7 +160,7 @@ class Admission:
                 self._cancel(event.grants, out)
             case GrantsComputed():
                 for grant in event.grants:
-                    self.hints.mark_held(self._keys.get(grant, b""))
+                    self._computed(grant)
             case GrantsEnded():
                 self._ended(event.grants, out)
             case EpochMoved():
@@ -254,18 +254,29 @@ class Admission:
             if not event.lowered and not isinstance(answer, Prepared):
                 asked.not_held_by.add(event.stage)
             asked.waiting_for.discard(event.stage)
-            if isinstance(answer, Prepared) and not self._recurrent[event.stage]:
-                held = answer.endpoint_tokens // self._block_tokens
-                if answer.endpoint_tokens < asked.hint.endpoint_tokens:
-                    # The hint was wrong: forget it, or every later request would pay the same detour.
-                    wanted = asked.hint.endpoint_tokens // self._block_tokens
-                    keys = asked.attempt.keys[held * KEY_BYTES : wanted * KEY_BYTES]
-                    self.hints.clear_above(event.stage, keys, 0)
+            if isinstance(answer, Prepared) and not event.lowered:
+                self._learn(asked, event.stage, answer)
         if late:
             out.append(SendAbort(event.stage, tuple(late)))
         if ask_again:
             out.append(SendPrepare(event.stage, current.round, current.epoch, tuple(ask_again)))
         self._advance(current, out)
+
+    def _learn(self, asked: _Asked, stage: StageIndex, offer: Prepared) -> None:
+        """Where the hint promised more than the stage holds, forget it: or later requests pay the same detour."""
+        held = offer.endpoint_tokens // self._block_tokens
+        wanted = asked.hint.endpoint_tokens // self._block_tokens
+        if held < wanted:
+            keys = asked.attempt.keys[held * KEY_BYTES : wanted * KEY_BYTES]
+            # A stage with recurrent layers may well have the blocks and lack the snapshots.
+            self.hints.clear_above(stage, keys, 0, snapshots_only=self._recurrent[stage])
+
+    def _computed(self, grant: GrantId) -> None:
+        """Every stage has the blocks, and the snapshot that is taken at the prompt's last aligned place."""
+        keys = self._keys.get(grant, b"")
+        aligned = self._alignment_tokens // self._block_tokens
+        last = len(keys) // KEY_BYTES // aligned * aligned
+        self.hints.mark_held(keys, key_at(keys, last - 1) if last else b"")
 
     def _abort_late(self, event: StageAnswered, out: list[Instruction]) -> None:
         prepared = tuple(g for g, answer, _ in event.answers if isinstance(answer, Prepared))
@@ -438,6 +449,7 @@ class Admission:
         stale = tuple(self._ledger.grants - event.live)
         if stale:
             self._drop(stale, out)
+        out.extend(self._ledger.writer_changed())
         self._ledger.adopt(event.live)
 
     # ---- what the streams say ----

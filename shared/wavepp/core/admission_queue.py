@@ -11,8 +11,7 @@ from collections.abc import Iterable
 
 from wavepp.core.admission_messages import Wait
 from wavepp.core.errors import WaveppError
-from wavepp.core.ids import RequestId
-from wavepp.core.limits import ROUND_ATTEMPTS_MAX
+from wavepp.core.limits import ROUND_ATTEMPTS_MAX, ROUND_KEYS_BYTES_MAX
 from wavepp.core.requests import RequestRecord
 from wavepp.core.stage_cache import Room
 
@@ -35,7 +34,8 @@ class AdmissionQueue:
         self._ranked: list[tuple[tuple[int, int], RequestRecord]] = []
         self._tokens = 0
         self._room: dict[int, Room] = {}
-        self._blocked: tuple[RequestId, Wait] | None = None
+        self._blocked: tuple[RequestRecord, Wait] | None = None
+        self._batch_max = ROUND_ATTEMPTS_MAX
 
     def __len__(self) -> int:
         return len(self._ranked)
@@ -70,13 +70,26 @@ class AdmissionQueue:
         if at < len(self._ranked) and self._ranked[at][1] is record:
             del self._ranked[at]
             self._tokens -= record.prompt_tokens
+            if self._blocked is not None and self._blocked[0] is record:
+                self._blocked = None
 
     def take(self, limit: int) -> list[RequestRecord]:
-        """The next requests to ask for, in order; empty while the head waits for room."""
+        """The next requests to ask for, in order; empty while the head waits for room.
+
+        After a refusal only one is asked for, then twice as many each time: asking for a long queue whenever there is
+        room for its head would cost every stage a look at all of it.
+        """
         if not self._ranked or self._waits():
             return []
         self._blocked = None
-        taken = [record for _, record in self._ranked[: min(limit, ROUND_ATTEMPTS_MAX)]]
+        taken: list[RequestRecord] = []
+        keys_bytes = 0
+        for _, record in self._ranked[: min(limit, self._batch_max)]:
+            keys_bytes += len(record.keys)
+            if taken and keys_bytes > ROUND_KEYS_BYTES_MAX:
+                break
+            taken.append(record)
+        self._batch_max = min(2 * self._batch_max, ROUND_ATTEMPTS_MAX)
         del self._ranked[: len(taken)]
         self._tokens -= sum(r.prompt_tokens for r in taken)
         return taken
@@ -87,10 +100,11 @@ class AdmissionQueue:
             self.push(record)
             if wait.pool == "order":
                 continue
+            self._batch_max = 1
             record.waits += 1
             record.waited_for = (wait.stage, wait.pool)
             if self._blocked is None or record is self._ranked[0][1]:
-                self._blocked = (record.request, wait)
+                self._blocked = (record, wait)
 
     def room(self, stage: int, room: Room) -> None:
         """A stage says what it has."""
@@ -113,7 +127,7 @@ class AdmissionQueue:
         return self._blocked[1] if self._waits() and self._blocked is not None else None
 
     def _waits(self) -> bool:
-        if self._blocked is None or not self._ranked or self._ranked[0][1].request != self._blocked[0]:
+        if self._blocked is None or not self._ranked or self._ranked[0][1] is not self._blocked[0]:
             return False
         wait = self._blocked[1]
         if wait.pool == "directory" or wait.stage is None:

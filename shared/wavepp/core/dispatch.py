@@ -187,6 +187,7 @@ class Dispatcher:
                 self.epoch, self._grants_made, self._ready = event.epoch, 0, True
                 self._queue.forget_rooms()
         self._admit(now_ms, out)
+        self._retry_later(out)
         self._issue(out)
         return out
 
@@ -265,6 +266,9 @@ class Dispatcher:
         if not members:
             del self._batches[event.batch]
         self._queue.refused(refused)
+
+    def _retry_later(self, out: list[Instruction]) -> None:
+        """Nobody says when the directory can decide again, so the head asks again after a while."""
         waiting = self._queue.waiting_for
         if waiting is not None and waiting.pool == "directory" and not self._retry_pending:
             self._retry_pending = True
@@ -282,7 +286,9 @@ class Dispatcher:
         match verdict:
             case Granted():
                 record.apply(RequestEvent.GRANTED)
-                record.times.granted = now_ms
+                if not record.outputs:
+                    # A later attempt goes on after tokens that the client has: its first token came before this.
+                    record.times.granted = now_ms
                 record.attempts += 1
                 record.endpoint_tokens = verdict.endpoint_tokens
                 record.reuse = verdict.reuse
@@ -299,8 +305,9 @@ class Dispatcher:
                 )
                 self._give_up(record, FailureKind.NEVER_FITS, message, out)
             case Void():
+                # Not at once: should it be void again, the two would talk in circles.
                 record.apply(RequestEvent.REFUSED)
-                refused.append((record, Wait(None, "order")))
+                refused.append((record, Wait(None, "directory")))
 
     def _directory_changed(self, event: DirectoryChanged) -> None:
         if event.new_stream:
@@ -359,7 +366,7 @@ class Dispatcher:
         for grant, chosen in event.results:
             record = self._by_grant.get(grant)
             if record is not None:
-                if len(record.outputs) == 0 or record.prefill_tokens == record.length:
+                if record.prefill_tokens == record.length:
                     computed.append(grant)
                 self._token(record, grant, chosen, now_ms, out)
         ended = tuple(g for g in wave.ended if g in self._ending)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from wavepp.core.errors import TransitionError
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
 
 
@@ -152,6 +153,10 @@ class EpochKeeper:
                 who = f"stage {event.stage}: " if isinstance(event, LinkBroken) else ""
                 return self._restart(f"{who}{event.reason}")
             case Raised():
+                if self.phase is not Phase.RAISING or event.epoch <= self.epoch:
+                    raise TransitionError(
+                        "epoch", f"{self.phase.value}, epoch {self.epoch}", f"raised to {event.epoch}"
+                    )
                 return self._announce(event.epoch)
             case Acked():
                 return self._acked(event)

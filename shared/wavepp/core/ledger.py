@@ -72,6 +72,13 @@ class Ledger:
         record.writing = False
         return [self._rewrite(record)] if record.dirty else []
 
+    def writer_changed(self) -> list[SetRecord]:
+        """Nobody will tell how first writes ended that are under way; returns the records to delete."""
+        orphans = [r for r in self._records.values() if r.writing]
+        for record in orphans:
+            record.writing = False
+        return [self._rewrite(r) for r in orphans if not r.entries]
+
     def remove(self, grants: tuple[GrantId, ...]) -> list[SetRecord]:
         """These are no more; returns the records to mend."""
         touched: dict[str, _Record] = {}

@@ -26,6 +26,9 @@ TOKEN_BYTES: Final = 4
 ROUND_ATTEMPTS_MAX: Final = 64
 """Attempts in one admission round."""
 
+ROUND_KEYS_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Packed keys in one admission round, unless it has only one attempt: half of a message."""
+
 WAVE_REQUESTS_MAX: Final = 512
 """Chunks in one wave, whatever the configuration says."""
 

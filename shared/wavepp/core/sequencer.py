@@ -122,7 +122,8 @@ class Sequencer:
             case EpochSet():
                 self._set_epoch(event.epoch, out)
             case LinksReady():
-                self._links_ready = event.epoch == self.epoch
+                # Word of an older epoch's links may come late; it says nothing about this epoch's.
+                self._links_ready = self._links_ready or event.epoch == self.epoch
             case WaveArrived():
                 self._enqueue(event)
             case JobDone():
@@ -162,14 +163,17 @@ class Sequencer:
         window = KeyWindow(wanted.first_block, wanted.keys, PrefixKey(wanted.key_before) if wanted.key_before else None)
         answer = self.cache.prepare(wanted.grant, window, wanted.endpoint_tokens, wanted.total_tokens)
         if isinstance(answer, Prepared):
+            # Where the latest snapshot lies before the window, the blocks between are computed again: keep their keys.
+            keys_first_block = min(wanted.first_block, answer.endpoint_tokens // self._block_tokens)
+            keys_before = self.cache.keys_before(window, keys_first_block)
             record = StageGrant(
                 grant=wanted.grant,
                 prompt_tokens=wanted.prompt_tokens,
                 total_tokens=wanted.total_tokens,
                 endpoint_tokens=answer.endpoint_tokens,
                 snapshots=answer.snapshots,
-                keys_first_block=wanted.first_block,
-                keys=wanted.keys,
+                keys_first_block=keys_first_block,
+                keys=keys_before + wanted.keys,
                 context=wanted.context,
             )
             record.move_endpoint(answer.endpoint_tokens, answer.snapshots)
@@ -237,12 +241,17 @@ class Sequencer:
             return
         if wave.epoch > self.epoch:
             raise PeerProtocolError(f"wave {wave.wave} of epoch {wave.epoch}, but this stage is at {self.epoch}")
-        if wave.wave <= self._last_wave:
-            raise PeerProtocolError(f"wave {wave.wave} after wave {self._last_wave}")
+        if self._last_wave and wave.wave != self._last_wave + 1:
+            raise PeerProtocolError(f"wave {wave.wave} after wave {self._last_wave}: waves come in order, without gaps")
         if len(self._pending) >= self._waves_queued_max:
             raise PeerProtocolError(f"more than {self._waves_queued_max} waves queued: the ring is not kept")
         self._last_wave = wave.wave
         self._pending.append(wave)
+        for chunk in wave.chunks:
+            # Not only when its job is handed over: from now on nobody but a wave or an epoch may end the grant.
+            record = self.grants.get(chunk.grant)
+            if record is not None and record.apply(GrantEvent.CHUNK) is GrantAction.COMMIT:
+                self.cache.commit(chunk.grant)
 
     def _hand_over(self, out: list[Instruction]) -> None:
         while self._pending and len(self._running) < JOBS_AHEAD and self._unsent < UNSENT_MAX:
@@ -268,7 +277,7 @@ class Sequencer:
             if reason:
                 failed.append(FailedGrant(chunk.grant, self._stage, reason))
             else:
-                jobs.append(self._commit(chunk, row))
+                jobs.append(self._job_chunk(chunk, row))
                 good.append(chunk)
             row += chunk.length
         self._running.append(_Running(wave, tuple(good), failed))
@@ -287,20 +296,19 @@ class Sequencer:
             reason = f"chunk ends at {end}, {record.total_tokens} tokens are reserved"
         elif end > record.prompt_tokens and not chunk.decode:
             reason = f"chunk ends at {end}, the prompt at {record.prompt_tokens}"
+        elif chunk.snapshot and end % self.cache.shape.alignment_tokens:
+            reason = f"snapshot after {end} tokens, no multiple of {self.cache.shape.alignment_tokens}"
         else:
             return ""
         record.failure = reason
         return reason
 
-    def _commit(self, chunk: FrameChunk, row: int) -> JobChunk:
+    def _job_chunk(self, chunk: FrameChunk, row: int) -> JobChunk:
         record = self.grants.get(chunk.grant)
         if record is None:
             raise InvariantError(f"chunk of grant {chunk.grant} passed its checks, but the grant is gone")
         recurrent = self.cache.shape.recurrent
-        restore_slot = None
-        if record.apply(GrantEvent.CHUNK) is GrantAction.COMMIT:
-            self.cache.commit(chunk.grant)
-            restore_slot = self.cache.restore_slot(chunk.grant) if recurrent else None
+        first = chunk.start == record.endpoint_tokens
         end = chunk.start + chunk.length
         table = self.cache.materialise(chunk.grant, end)
         record.position = end
@@ -311,7 +319,7 @@ class Sequencer:
             table=table,
             row=row,
             sample=chunk.last and self._last,
-            restore_slot=restore_slot,
+            restore_slot=self.cache.restore_slot(chunk.grant) if recurrent and first else None,
             state_slot=self.cache.state_slot(chunk.grant) if recurrent else None,
             snapshot_slot=self.cache.materialise_snapshot(chunk.grant, end) if recurrent and chunk.snapshot else None,
             context=record.context,

@@ -6,7 +6,7 @@
 Three rules keep an old message from harming a later one:
 - A grant that has been in a wave (RUNNING) ends only in wave order or by an epoch. An abort from the directory is
   ignored then: a wave that names the grant may be queued right here.
-- The first chunk commits. There is no commit message that a wave could overtake.
+- The first chunk commits, as soon as its wave is here. There is no commit message that a wave could overtake.
 - ENDED leaves a tombstone: an id is never used twice, so whatever comes late for it is recognised and refused.
 """
 

@@ -1,10 +1,7 @@
 """The mesh without machines: the router's, the directory's and the stages' own classes, joined by simulated streams.
 
 Every stream delivers in order; which stream delivers next is drawn from a seed. So a run is one legal interleaving of
-messages, repeatable from its seed, and thousands of them take seconds. Stages compute fingerprints instead of
-activations: the fingerprint of a token depends on everything before it, is kept in the stage's blocks and compared
-with what the stage before sends, so that work on wrong or stale state is noticed at once, and the answer can be
-predicted from the prompt alone.
+messages, repeatable from its seed, and thousands of them take seconds. What stages compute: see `executor`.
 
 There is no time here beyond a step counter: what takes how long is not its subject.
 """
@@ -14,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from wavepp.core import admission_messages as am
 from wavepp.core import dispatch_messages as dm
@@ -23,40 +20,24 @@ from wavepp.core import stage_messages as sm
 from wavepp.core.admission import Admission
 from wavepp.core.dispatch import Dispatcher, DispatchLimits
 from wavepp.core.errors import InvariantError
-from wavepp.core.frames import FrameChunk, StepTime
-from wavepp.core.ids import DirectoryEpoch, GrantId, Incarnation, PipelineEpoch, RequestId, StageIndex
+from wavepp.core.frames import FrameChunk
+from wavepp.core.ids import DirectoryEpoch, Incarnation, PipelineEpoch, RequestId, StageIndex
 from wavepp.core.keys import Namespace, prefix_keys, root_key
 from wavepp.core.policies import StaticPolicy
-from wavepp.core.requests import ChosenToken, Failure, FailureKind, NewRequest, Outcome
+from wavepp.core.requests import Failure, FailureKind, NewRequest, Outcome
 from wavepp.core.sequencer import Sequencer
 from wavepp.core.stage_cache import CacheShape, PoolSizes, StageCache, pins_limit
 from wavepp.core.tokens import decode_tokens, encode_tokens
 from wavepp.core.waves import PlannerConfig, WavePlanner
-
-VOCABULARY = 50_000
-_MODULUS = 2**61 - 1
-
-
-def next_fingerprint(before: int, token: int) -> int:
-    """Fingerprint after `token`, given that of everything before it."""
-    return (before * 1_000_003 + token + 1) % _MODULUS
-
-
-def expected_tokens(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """What the simulated model answers."""
-    fingerprint = 0
-    for token in prompt:
-        fingerprint = next_fingerprint(fingerprint, token)
-    out = []
-    for _ in range(count):
-        out.append(fingerprint % VOCABULARY)
-        fingerprint = next_fingerprint(fingerprint, out[-1])
-    return tuple(out)
+from wavepp.sim.executor import Payload, SimExecutor
 
 
 @dataclass(frozen=True, slots=True)
 class MeshConfig:
-    """Shape of a simulated mesh. `stage_blocks`: capacity of every stage's pool."""
+    """Shape of a simulated mesh. `stage_blocks`: capacity of every stage's pool; `recurrent`: which stages have
+    recurrent layers, with how many state and snapshot slots (none: no stage has). `validate`: every stage checks every
+    invariant after every event, which takes most of a run's time.
+    """
 
     stage_blocks: tuple[int, ...]
     block_tokens: int = 4
@@ -65,6 +46,19 @@ class MeshConfig:
     queue_requests_max: int = 4096
     attempts_max: int = 50
     fixed_grid: bool = False
+    recurrent: tuple[bool, ...] = ()
+    state_slots: int = 4
+    snapshot_slots: int = 6
+    alignment_blocks: int = 1
+    validate: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recurrent", self.recurrent or (False,) * self.stages)
+
+    @property
+    def alignment_tokens(self) -> int:
+        """Endpoints, chunk ends and snapshots are multiples of it."""
+        return self.block_tokens * self.alignment_blocks
 
     @property
     def stages(self) -> int:
@@ -72,60 +66,12 @@ class MeshConfig:
         return len(self.stage_blocks)
 
 
-@dataclass(frozen=True, slots=True)
-class _Payload:
-    """Rows of the chunks that have not failed. `rows`: tokens on stage 0, fingerprints after it."""
-
-    rows: tuple[int, ...]
-    before: dict[GrantId, int]
-
-
-@dataclass(slots=True)
-class _Executor:
-    """Runs jobs in order on the blocks of one stage."""
-
-    block_tokens: int
-    first: bool
-    memory: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def run(self, stage: StageIndex, job: sm.RunJob, now: int) -> sm.JobDone:
-        payload = job.payload
-        if not isinstance(payload, _Payload):
-            raise InvariantError(f"wave {job.wave} has no payload")
-        rows: list[int] = []
-        before: dict[GrantId, int] = {}
-        failed: list[tuple[GrantId, str]] = []
-        samples: list[tuple[GrantId, ChosenToken]] = []
-        for chunk in job.chunks:
-            held = self._read(chunk.table, chunk.start - 1) if chunk.start else 0
-            if not self.first and payload.before[chunk.grant] != held:
-                failed.append((chunk.grant, "state mismatch"))
-                continue
-            before[chunk.grant] = held
-            value = held
-            for offset in range(chunk.length):
-                row = payload.rows[chunk.row + offset]
-                value = next_fingerprint(value, row) if self.first else row
-                position = chunk.start + offset
-                block = chunk.table[position // self.block_tokens]
-                self.memory[block, position % self.block_tokens] = value
-                rows.append(value)
-            if chunk.sample:
-                samples.append((chunk.grant, ChosenToken(value % VOCABULARY, 0.0)))
-        step = StepTime(stage, now, 1, 0, sum(c.length for c in job.chunks))
-        return sm.JobDone(job.wave, step, tuple(failed), _Payload(tuple(rows), before), tuple(samples))
-
-    def _read(self, table: tuple[int, ...], position: int) -> int:
-        # A block that was never written reads as a value that nothing computes.
-        return self.memory.get((table[position // self.block_tokens], position % self.block_tokens), -1)
-
-
 @dataclass(slots=True)
 class _Stage:
     index: StageIndex
     incarnation: Incarnation
     sequencer: Sequencer
-    executor: _Executor
+    executor: SimExecutor
     next_incarnation: str = ""
     """Whom the link to the next stage leads to; empty while there is none."""
 
@@ -141,13 +87,17 @@ class SimMesh:
         self.failures: dict[RequestId, Failure] = {}
         self.streamed: dict[RequestId, list[int]] = {}
         self.finished_order: list[RequestId] = []
-        self.granted_order: list[RequestId] = []
+        self.granted_in: dict[RequestId, int] = {}
+        """The batch in which a request was granted (last)."""
         self.etcd: dict[str, am.SetRecord] = {}
         self.etcd_up = True
         self.etcd_epoch = 0
+        self.poisoned: dict[RequestId, StageIndex] = {}
+        """Requests whose output is not finite on that stage."""
         self.frozen: set[str] = set()
         """Streams that do not deliver for now."""
         self._streams: dict[str, deque[Callable[[], None]]] = {}
+        self._unwritten: deque[am.SetRecord] = deque()
         self._incarnations = 0
         self._directory_epoch = 0
         self.stages = [self._new_stage(StageIndex(i)) for i in range(config.stages)]
@@ -165,16 +115,21 @@ class SimMesh:
         config = self.config
         blocks = config.stage_blocks[index]
         pins = pins_limit(blocks, config.block_tokens, config.stages, config.wave_tokens_max)
-        shape = CacheShape(config.block_tokens, config.block_tokens, False, PoolSizes(blocks), pins)
+        recurrent = config.recurrent[index]
+        sizes = PoolSizes(blocks, config.state_slots, config.snapshot_slots) if recurrent else PoolSizes(blocks)
+        shape = CacheShape(config.block_tokens, config.alignment_tokens, recurrent, sizes, pins)
         sequencer = Sequencer(
             stage=index,
             stages=config.stages,
             cache=StageCache(shape),
             waves_queued_max=2 * config.stages,
-            validate=True,
+            validate=config.validate,
         )
         incarnation = Incarnation(f"inc-{self._incarnations}")
-        return _Stage(index, incarnation, sequencer, _Executor(config.block_tokens, index == 0))
+        return _Stage(index, incarnation, sequencer, SimExecutor(config.block_tokens, index, self._failing))
+
+    def _failing(self, stage: StageIndex, chunk: sm.JobChunk) -> str:
+        return "output is not finite" if self.poisoned.get(RequestId(str(chunk.context))) == stage else ""
 
     def _new_dispatcher(self) -> Dispatcher:
         config = self.config
@@ -184,8 +139,9 @@ class SimMesh:
                 wave_tokens_max=config.wave_tokens_max,
                 wave_tokens_min=config.wave_tokens_max // 2,
                 block_tokens=config.block_tokens,
-                alignment_tokens=config.block_tokens,
+                alignment_tokens=config.alignment_tokens,
                 fixed_grid=config.fixed_grid,
+                snapshot_interval_tokens=config.wave_tokens_max if any(config.recurrent) else 0,
             ),
             StaticPolicy(config.wave_tokens_max),
         )
@@ -196,9 +152,9 @@ class SimMesh:
         self._directory_epoch += 1
         return Admission(
             directory_epoch=DirectoryEpoch(self._directory_epoch),
-            recurrent=(False,) * self.config.stages,
+            recurrent=self.config.recurrent,
             block_tokens=self.config.block_tokens,
-            alignment_tokens=self.config.block_tokens,
+            alignment_tokens=self.config.alignment_tokens,
         )
 
     # ---- streams ----
@@ -290,6 +246,7 @@ class SimMesh:
     def restart_router(self) -> None:
         """The router dies with its requests and streams; another leads, raises the epoch and finds the stages."""
         self._cut("control:", "events:", "lost:", "admit", "decide", "timer", "epoch")
+        self._change_ledger_writer()
         self.etcd.clear()  # the records hung on its lease
         self.dispatcher = self._new_dispatcher()
         self.keeper = ep.EpochKeeper(self.config.stages)
@@ -298,9 +255,25 @@ class SimMesh:
         self._admit(am.RouterConnected(PipelineEpoch(0), frozenset()))
         self._dispatch(dm.DirectoryChanged(ready=True, new_stream=True))
 
+    def cut_admission(self) -> None:
+        """The stream between router and directory breaks and is made again."""
+        self._cut("admit", "decide")
+        self._change_ledger_writer()
+        self._admit(am.RouterConnected(self.dispatcher.epoch, self.dispatcher.live_grants()))
+        self._dispatch(dm.DirectoryChanged(ready=True, new_stream=True))
+
+    def _change_ledger_writer(self) -> None:
+        """There is one for each admission stream; it takes over what is to be deleted, and nothing else."""
+        self._cut("ledger")
+        kept = [r for r in self._unwritten if not r.grants]
+        self._unwritten.clear()
+        for record in kept:
+            self._write_later(record)
+
     def restart_directory(self) -> None:
         """The directory dies; another takes over from the ledger, the stages and the router."""
         self._cut("rounds:", "answers:", "admit", "decide", "ledger")
+        self._unwritten.clear()
         self.admission = self._new_admission()
         self._connect_directory()
 
@@ -352,7 +325,7 @@ class SimMesh:
             rows.extend(decode_tokens(issued.token_bytes))
             chunks.append(FrameChunk(c.grant, c.start, c.length, c.last, c.snapshot, c.decode, issued.keys))
         arrived = sm.WaveArrived(
-            wave.epoch, wave.wave, tuple(chunks), (), wave.ended, (), self.step, _Payload(tuple(rows), {})
+            wave.epoch, wave.wave, tuple(chunks), (), wave.ended, (), self.step, Payload(tuple(rows), {})
         )
         self._send("control:0", lambda: self._stage(0, arrived))
 
@@ -370,6 +343,9 @@ class SimMesh:
                     self._announce(instruction)
 
     def _raised(self) -> None:
+        if not self.etcd_up:
+            self._send("epoch", self._raised)
+            return
         self.etcd_epoch += 1
         self._keep(ep.Raised(PipelineEpoch(self.etcd_epoch)))
 
@@ -428,34 +404,32 @@ class SimMesh:
             case am.AskDump(stage=stage):
                 self._send(f"rounds:{stage}", lambda: self._dump(stage))
             case am.SetRecord():
-                self._send("ledger", self._write(instruction))
+                self._write_later(instruction)
             case am.Decide():
                 decided = dm.Decided(instruction.batch, instruction.decisions, instruction.answered)
                 self._send("decide", lambda: self._decided(decided))
 
-    def _write(self, record: am.SetRecord) -> Callable[[], None]:
-        admission = self.admission
+    def _write_later(self, record: am.SetRecord) -> None:
+        self._unwritten.append(record)
+        self._send("ledger", self._write)
 
-        def write() -> None:
-            ok = self.etcd_up
-            if ok and record.grants:
-                self.etcd[record.name] = record
-            elif ok:
-                self.etcd.pop(record.name, None)
-            elif not record.grants:
-                # A deletion is tried until it succeeds.
-                self._send("ledger", self._write(record))
-            if record.round is not None and admission is self.admission:
-                self._admit(am.RecordWritten(record.round, ok, "" if ok else "etcd is away"))
-
-        return write
+    def _write(self) -> None:
+        record, ok = self._unwritten.popleft(), self.etcd_up
+        if ok and record.grants:
+            self.etcd[record.name] = record
+        elif ok:
+            self.etcd.pop(record.name, None)
+        elif record.round is None:
+            # A mended record is tried until it is written.
+            self._write_later(record)
+        if record.round is not None:
+            self._admit(am.RecordWritten(record.round, ok, "" if ok else "etcd is away"))
 
     def _decided(self, decided: dm.Decided) -> None:
-        self.granted_order.extend(
-            RequestId(str(self.dispatcher.request_of(g) or ""))
-            for g, verdict in decided.decisions
-            if isinstance(verdict, am.Granted)
-        )
+        for grant, verdict in decided.decisions:
+            request = self.dispatcher.request_of(grant)
+            if request is not None and isinstance(verdict, am.Granted):
+                self.granted_in[request] = decided.batch
         self._dispatch(decided)
 
     def _dump(self, stage: StageIndex) -> None:
@@ -527,7 +501,7 @@ class SimMesh:
             self._stage(stage.index, sm.WaveSent(epoch))
 
     def _run_job(self, stage: _Stage, job: sm.RunJob) -> None:
-        self._stage(stage.index, stage.executor.run(stage.index, job, self.step))
+        self._stage(stage.index, stage.executor.run(job, self.step))
 
     # ---- what must hold at the end ----
 
@@ -536,9 +510,10 @@ class SimMesh:
         if not self.dispatcher.idle:
             raise InvariantError("the router still has requests, waves or ends")
         for stage in self.stages:
-            usage = stage.sequencer.cache.usage()["kv"]
-            if usage.free + usage.cached != usage.capacity or usage.reserved or len(stage.sequencer.grants):
-                raise InvariantError(f"stage {stage.index} still holds {usage}")
+            for pool, usage in stage.sequencer.cache.usage().items():
+                if usage.free + usage.cached != usage.capacity or usage.reserved or len(stage.sequencer.grants):
+                    raise InvariantError(f"stage {stage.index} still holds of pool {pool}: {usage}")
+            stage.sequencer.validate()
         if self.admission.grants or self.admission.rounds_in_flight:
             raise InvariantError(f"the directory still knows grants {sorted(self.admission.grants)}")
         if self.etcd:

@@ -1,0 +1,120 @@
+"""What simulated stages compute: fingerprints instead of activations.
+
+The fingerprint of a token depends on everything before it. It is kept in the stage's blocks (and, where a stage has
+recurrent layers, in its states and snapshots) and compared with what the stage before sends, so work on wrong or stale
+state is noticed at once, and the answer can be predicted from the prompt alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from wavepp.core import stage_messages as sm
+from wavepp.core.errors import InvariantError
+from wavepp.core.frames import StepTime
+from wavepp.core.ids import GrantId, StageIndex
+from wavepp.core.requests import ChosenToken
+
+VOCABULARY: Final = 50_000
+_MODULUS: Final = 2**61 - 1
+_UNWRITTEN: Final = -1
+_GARBAGE: Final = -2
+"""What a step leaves that was not finite. Like `_UNWRITTEN`, a value that nothing computes."""
+
+
+def next_fingerprint(before: int, token: int) -> int:
+    """Fingerprint after `token`, given that of everything before it."""
+    return (before * 1_000_003 + token + 1) % _MODULUS
+
+
+def expected_tokens(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """What the simulated model answers."""
+    fingerprint = 0
+    for token in prompt:
+        fingerprint = next_fingerprint(fingerprint, token)
+    out = []
+    for _ in range(count):
+        out.append(fingerprint % VOCABULARY)
+        fingerprint = next_fingerprint(fingerprint, out[-1])
+    return tuple(out)
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Rows of the chunks that have not failed. `rows`: tokens on stage 0, fingerprints after it."""
+
+    rows: tuple[int, ...]
+    before: dict[GrantId, int]
+
+
+@dataclass(slots=True)
+class SimExecutor:
+    """Runs jobs in order on the blocks, states and snapshots of one stage.
+
+    `failing` says why a chunk's output is not finite; empty while all is well.
+    """
+
+    block_tokens: int
+    stage: StageIndex
+    failing: Callable[[StageIndex, sm.JobChunk], str]
+    blocks: dict[tuple[int, int], int] = field(default_factory=dict)
+    states: dict[int, int] = field(default_factory=dict)
+    snapshots: dict[int, int] = field(default_factory=dict)
+
+    def run(self, job: sm.RunJob, now: int) -> sm.JobDone:
+        """Do a job. Its output has the rows of the chunks that did not fail."""
+        payload = job.payload
+        if not isinstance(payload, Payload):
+            raise InvariantError(f"wave {job.wave} has no payload")
+        rows: list[int] = []
+        before: dict[GrantId, int] = {}
+        failed: list[tuple[GrantId, str]] = []
+        samples: list[tuple[GrantId, ChosenToken]] = []
+        for chunk in job.chunks:
+            held = self._state_before(chunk)
+            reason = self.failing(self.stage, chunk)
+            if self.stage and payload.before[chunk.grant] != held:
+                reason = "state mismatch"
+            values = self._values(chunk, held, payload.rows)
+            self._keep(chunk, [_GARBAGE] * chunk.length if reason else values)
+            if reason:
+                failed.append((chunk.grant, reason))
+                continue
+            before[chunk.grant] = held
+            rows.extend(values)
+            if chunk.sample:
+                samples.append((chunk.grant, ChosenToken(values[-1] % VOCABULARY, 0.0)))
+        step = StepTime(self.stage, now, 1, 0, sum(c.length for c in job.chunks))
+        return sm.JobDone(job.wave, step, tuple(failed), Payload(tuple(rows), before), tuple(samples))
+
+    def _state_before(self, chunk: sm.JobChunk) -> int:
+        if not chunk.start:
+            return 0
+        at = chunk.start - 1
+        held = self.blocks.get((chunk.table[at // self.block_tokens], at % self.block_tokens), _UNWRITTEN)
+        if chunk.state_slot is None:
+            return held
+        # A recurrent stage has the same history twice, and both must agree.
+        state = self.states if chunk.restore_slot is None else self.snapshots
+        slot = chunk.state_slot if chunk.restore_slot is None else chunk.restore_slot
+        return held if state.get(slot, _UNWRITTEN) == held else _UNWRITTEN
+
+    def _values(self, chunk: sm.JobChunk, held: int, rows: tuple[int, ...]) -> list[int]:
+        mine = rows[chunk.row : chunk.row + chunk.length]
+        if self.stage:
+            return list(mine)
+        values: list[int] = []
+        for token in mine:
+            held = next_fingerprint(held, token)
+            values.append(held)
+        return values
+
+    def _keep(self, chunk: sm.JobChunk, values: list[int]) -> None:
+        for position, value in enumerate(values, chunk.start):
+            self.blocks[chunk.table[position // self.block_tokens], position % self.block_tokens] = value
+        if chunk.state_slot is not None:
+            self.states[chunk.state_slot] = values[-1]
+        if chunk.snapshot_slot is not None:
+            self.snapshots[chunk.snapshot_slot] = values[-1]

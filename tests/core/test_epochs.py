@@ -1,0 +1,163 @@
+"""When the epoch moves, and when the pipeline serves."""
+
+from __future__ import annotations
+
+import pytest
+from wavepp.core.epochs import (
+    Acked,
+    Announce,
+    Broken,
+    EpochKeeper,
+    LinkBroken,
+    Phase,
+    Raised,
+    RaiseEpoch,
+    Ready,
+    StageDown,
+    StageUp,
+    Stalled,
+)
+from wavepp.core.errors import TransitionError
+from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
+
+
+def up(stage: int, incarnation: str = "") -> StageUp:
+    name = incarnation or f"inc{stage}"
+    return StageUp(StageIndex(stage), Incarnation(name), f"link:{name}")
+
+
+def down(stage: int) -> StageDown:
+    return StageDown(StageIndex(stage), "gone")
+
+
+def raised(epoch: int) -> Raised:
+    return Raised(PipelineEpoch(epoch))
+
+
+def acked(stage: int, epoch: int) -> Acked:
+    return Acked(StageIndex(stage), PipelineEpoch(epoch))
+
+
+def serving(stages: int = 2, epoch: int = 1) -> EpochKeeper:
+    keeper = EpochKeeper(stages)
+    for stage in range(stages):
+        keeper.handle(up(stage))
+    keeper.handle(raised(epoch))
+    for stage in range(stages):
+        keeper.handle(acked(stage, epoch))
+    assert keeper.phase is Phase.READY
+    return keeper
+
+
+def test_the_epoch_is_raised_when_the_last_stage_is_up() -> None:
+    keeper = EpochKeeper(2)
+    assert keeper.handle(up(1)) == []
+    assert keeper.missing == (0,)
+    assert keeper.handle(up(0)) == [RaiseEpoch(1)]
+
+
+def test_every_stage_hears_of_its_neighbours() -> None:
+    keeper = EpochKeeper(3)
+    for stage in (0, 1, 2):
+        keeper.handle(up(stage))
+    assert keeper.handle(raised(4)) == [
+        Announce(StageIndex(0), PipelineEpoch(4), "link:inc1", "inc1", ""),
+        Announce(StageIndex(1), PipelineEpoch(4), "link:inc2", "inc2", "inc0"),
+        Announce(StageIndex(2), PipelineEpoch(4), "", "", "inc1"),
+    ]
+
+
+def test_the_pipeline_serves_when_all_have_acknowledged_this_epoch() -> None:
+    keeper = EpochKeeper(2)
+    keeper.handle(up(0))
+    keeper.handle(up(1))
+    keeper.handle(raised(3))
+    assert keeper.handle(acked(0, 3)) == []
+    assert keeper.waiting_for == {1}
+    assert keeper.handle(acked(1, 2)) == [], "an older epoch"
+    assert keeper.handle(acked(1, 3)) == [Ready(PipelineEpoch(3))]
+    assert keeper.handle(acked(1, 3)) == [], "once"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        up(1, "other"),
+        LinkBroken(StageIndex(0), PipelineEpoch(1), "cut"),
+        Stalled(PipelineEpoch(1), "no wave done"),
+    ],
+)
+def test_whatever_breaks_while_all_stages_are_up_moves_the_epoch_at_once(event: StageUp | LinkBroken | Stalled) -> None:
+    keeper = serving()
+    broken, raise_epoch = keeper.handle(event)
+    assert isinstance(broken, Broken)
+    assert broken.reason == keeper.reason
+    assert raise_epoch == RaiseEpoch(1)
+
+
+def test_a_stage_that_went_is_waited_for() -> None:
+    keeper = serving()
+    assert keeper.handle(down(1)) == [Broken("stage 1: gone")]
+    assert keeper.phase is Phase.GATHERING
+    assert keeper.handle(down(1)) == [], "again"
+    assert keeper.handle(up(1)) == [RaiseEpoch(1)]
+
+
+@pytest.mark.parametrize("event", [LinkBroken(StageIndex(0), PipelineEpoch(1), "cut"), Stalled(PipelineEpoch(1), "x")])
+def test_news_of_an_older_epoch_or_before_there_is_one_moves_nothing(event: LinkBroken | Stalled) -> None:
+    keeper = serving(epoch=2)
+    assert keeper.handle(event) == []
+    assert keeper.phase is Phase.READY
+    keeper.handle(down(0))
+    assert keeper.handle(Stalled(PipelineEpoch(2), "x")) == []
+
+
+def test_what_breaks_while_the_epoch_is_raised_raises_it_once_more() -> None:
+    keeper = serving()
+    keeper.handle(up(0, "second"))
+    assert keeper.handle(up(0, "third")) == [], "one raise at a time"
+    assert keeper.handle(raised(2)) == [RaiseEpoch(2)]
+    announced = keeper.handle(raised(3))
+    assert [i.previous_incarnation for i in announced if isinstance(i, Announce)] == ["", "third"]
+    assert keeper.epoch == 3
+
+
+def test_a_stage_that_goes_while_the_epoch_is_raised_is_waited_for() -> None:
+    keeper = serving()
+    keeper.handle(up(0, "second"))
+    keeper.handle(down(1))
+    assert keeper.handle(raised(2)) == []
+    assert keeper.phase is Phase.GATHERING
+    assert keeper.handle(up(1, "back")) == [RaiseEpoch(2)]
+
+
+def test_an_acknowledgement_that_comes_before_a_break_does_not_count_after_it() -> None:
+    keeper = EpochKeeper(2)
+    keeper.handle(up(0))
+    keeper.handle(up(1))
+    keeper.handle(raised(1))
+    keeper.handle(acked(0, 1))
+    keeper.handle(Stalled(PipelineEpoch(1), "no acknowledgement"))
+    keeper.handle(raised(2))
+    assert keeper.handle(acked(1, 1)) == []
+    assert keeper.waiting_for == {0, 1}
+
+
+def test_tries_grow_until_the_pipeline_serves() -> None:
+    keeper = serving()
+    assert RaiseEpoch(1) in keeper.handle(Stalled(PipelineEpoch(1), "x"))
+    keeper.handle(raised(2))
+    assert RaiseEpoch(2) in keeper.handle(Stalled(PipelineEpoch(2), "x"))
+    keeper.handle(raised(3))
+    keeper.handle(acked(0, 3))
+    keeper.handle(acked(1, 3))
+    assert RaiseEpoch(1) in keeper.handle(Stalled(PipelineEpoch(3), "x"))
+
+
+def test_an_epoch_that_nobody_raised_or_that_is_not_higher_is_a_fault() -> None:
+    keeper = serving()
+    with pytest.raises(TransitionError):
+        keeper.handle(raised(2))
+    keeper.handle(Stalled(PipelineEpoch(1), "x"))
+    with pytest.raises(TransitionError):
+        keeper.handle(raised(1))
