@@ -1,0 +1,506 @@
+"""What the directory decides, answer by answer."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pytest
+from wavepp.core import admission_messages as am
+from wavepp.core.admission import Admission
+from wavepp.core.changes import CacheChange, ChangeKind
+from wavepp.core.errors import InvariantError
+from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, RoundId, StageIndex, grant_id
+from wavepp.core.keys import Namespace, key_at, prefix_keys
+from wavepp.core.limits import KEY_BYTES
+from wavepp.core.stage_cache import Missing, NeedKeys, Never, Prepared
+from wavepp.core.stage_messages import Answer, Refused
+from wavepp.core.tokens import encode_tokens
+
+B = 4
+EPOCH = PipelineEpoch(1)
+S0, S1, S2 = (StageIndex(i) for i in range(3))
+Kind = TypeVar("Kind")
+
+
+def g(counter: int, epoch: int = 1) -> GrantId:
+    return grant_id(PipelineEpoch(epoch), counter)
+
+
+def keys_of(tokens: int) -> bytes:
+    return prefix_keys(Namespace("model", "f32", B, None, None), encode_tokens(range(tokens)))
+
+
+def attempt(grant: GrantId, prompt: int = 20, total: int = 24) -> am.Attempt:
+    return am.Attempt(grant, prompt, total, keys_of(prompt), f"c{grant}")
+
+
+def only(kind: type[Kind], out: list[am.Instruction]) -> list[Kind]:
+    return [i for i in out if isinstance(i, kind)]
+
+
+class Directory:
+    """An admission with its stages connected and in sync; every stage holds the first `held` blocks of the prompts."""
+
+    def __init__(self, stages: int = 2, *, held: int = 0, recurrent: tuple[bool, ...] = (), alignment: int = B) -> None:
+        self.admission = Admission(
+            directory_epoch=DirectoryEpoch(5),
+            recurrent=recurrent or (False,) * stages,
+            block_tokens=B,
+            alignment_tokens=alignment,
+        )
+        self.tell(am.RouterConnected(EPOCH, frozenset()))
+        for stage in range(stages):
+            self.connect(StageIndex(stage), held)
+
+    def tell(self, event: am.Event) -> list[am.Instruction]:
+        return self.admission.handle(event)
+
+    def connect(self, stage: StageIndex, held: int = 0) -> None:
+        assert self.tell(am.StageConnected(stage, f"inc{stage}", 0, self.admission.known_to(stage))) == [
+            am.AskDump(stage)
+        ]
+        self.tell(am.CacheDumped(stage, f"inc{stage}", keys_of(held * B), keys_of(held * B), True, 0))
+
+    def admit(self, *grants: GrantId, batch: int = 1) -> list[am.Instruction]:
+        return self.tell(am.Admit(batch, EPOCH, tuple(attempt(grant) for grant in grants)))
+
+    def answer(
+        self,
+        stage: StageIndex,
+        *answers: tuple[GrantId, Answer],
+        round_id: int = 1,
+        room: int = 0,
+        lowered: bool = False,
+    ) -> list[am.Instruction]:
+        told = tuple((grant, answer, room) for grant, answer in answers)
+        return self.tell(am.StageAnswered(stage, RoundId(round_id), told, lowered))
+
+    def prepared(
+        self, stage: StageIndex, *grants: GrantId, endpoint: int = 0, round_id: int = 1
+    ) -> list[am.Instruction]:
+        return self.answer(stage, *((grant, Prepared(endpoint, ())) for grant in grants), round_id=round_id)
+
+    def written(self, round_id: int = 1, *, ok: bool = True) -> list[am.Instruction]:
+        return self.tell(am.RecordWritten(RoundId(round_id), ok))
+
+    def granted(self, *grants: GrantId) -> None:
+        """Admit these and let everybody agree."""
+        self.admit(*grants)
+        self.written()
+        self.prepared(S0, *grants)
+        out = self.prepared(S1, *grants)
+        assert [v for d in only(am.Decide, out) for _, v in d.decisions if not isinstance(v, am.Granted)] == []
+        assert self.admission.grants >= set(grants)
+
+    def assert_forgotten(self) -> None:
+        """Nothing is remembered of any grant or round."""
+        admission = self.admission
+        assert admission.grants == set()
+        assert admission.rounds_in_flight == 0
+        assert not admission._keys
+        assert not admission._round_of
+        assert not admission._ledger._records
+        assert not admission._ledger._record_of
+
+
+def decisions(out: list[am.Instruction]) -> list[tuple[GrantId, am.Verdict]]:
+    return [decision for decide in only(am.Decide, out) for decision in decide.decisions]
+
+
+def aborts(out: list[am.Instruction]) -> dict[StageIndex, tuple[GrantId, ...]]:
+    return {i.stage: i.grants for i in only(am.SendAbort, out)}
+
+
+def name_of(round_id: int) -> str:
+    return f"{5:016x}-{round_id:016x}"
+
+
+def deleted(round_id: int = 1) -> am.SetRecord:
+    return am.SetRecord(name_of(round_id), EPOCH, ())
+
+
+# ---- a round ----
+
+
+def test_a_round_asks_every_stage_and_writes_its_record_at_the_same_time() -> None:
+    out = Directory(held=2).admit(g(1))
+    first, second, record = out
+    assert isinstance(first, am.SendPrepare)
+    assert isinstance(second, am.SendPrepare)
+    assert (first.stage, second.stage, first.epoch) == (S0, S1, EPOCH)
+    (question,) = first.grants
+    assert (question.endpoint_tokens, question.prompt_tokens, question.total_tokens) == (8, 20, 24)
+    assert (question.first_block, question.keys) == (2, keys_of(20)[2 * KEY_BYTES :])
+    assert question.key_before == key_at(keys_of(20), 1)
+    assert record == am.SetRecord(name_of(1), EPOCH, ((g(1), 8, 24),), RoundId(1))
+
+
+@pytest.mark.parametrize("written_first", [True, False])
+def test_a_grant_is_told_when_all_stages_prepared_it_and_the_record_is_written(written_first: bool) -> None:
+    directory = Directory()
+    directory.admit(g(1))
+    if written_first:
+        assert directory.written() == []
+    assert directory.prepared(S0, g(1)) == []
+    out = directory.prepared(S1, g(1))
+    if not written_first:
+        assert out == [am.Decide(1, (), True)], "answered, so the next round may begin"
+        assert directory.admission.grants == set()
+        out = directory.written()
+    (decide,) = only(am.Decide, out)
+    assert decide.answered
+    ((grant, verdict),) = decide.decisions
+    assert grant == g(1)
+    assert isinstance(verdict, am.Granted)
+    assert directory.admission.grants == {g(1)}
+    assert (directory.admission.rounds_in_flight, directory.admission.rounds_done) == (0, 1)
+
+
+def test_a_refused_attempt_is_aborted_where_it_was_prepared_and_nowhere_else() -> None:
+    directory = Directory(3)
+    directory.admit(g(1), g(2))
+    directory.written()
+    directory.prepared(S0, g(1), g(2))
+    directory.prepared(S2, g(1), g(2))
+    out = directory.answer(S1, (g(1), Missing("kv", 6, 2)), (g(2), Refused("order")), room=9)
+    assert decisions(out) == [(g(1), am.Wait(S1, "kv", 6, 9)), (g(2), am.Wait(S1, "order"))]
+    assert aborts(out) == {S0: (g(1), g(2)), S2: (g(1), g(2))}
+    assert deleted() in out
+    directory.assert_forgotten()
+
+
+def test_one_refusal_does_not_stop_the_others_of_the_round() -> None:
+    directory = Directory()
+    directory.admit(g(1), g(2))
+    directory.written()
+    directory.prepared(S0, g(1), g(2))
+    out = directory.answer(S1, (g(1), Prepared(0, ())), (g(2), Missing("kv", 6, 2)))
+    assert {grant: type(verdict) for grant, verdict in decisions(out)} == {g(1): am.Granted, g(2): am.Wait}
+    directory.tell(am.GrantsEnded((g(1),)))
+    directory.assert_forgotten()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"),
+    [
+        (Missing("kv", 6, 2), Never("kv", 60, 50), am.NeverFits(S1, "kv", 60, 50)),
+        (Missing("kv", 6, 2), Missing("state", 1, 0), am.Wait(S0, "kv", 6, 3)),
+        (Refused("order"), Missing("kv", 6, 2), am.Wait(S1, "kv", 6, 3)),
+        (Prepared(0, ()), Refused("order"), am.Wait(S1, "order")),
+        (Prepared(0, ()), Refused("epoch"), am.Void("epoch")),
+        (Refused("order"), Refused("ended"), am.Void("ended")),
+    ],
+)
+def test_what_can_never_be_is_told_before_what_must_wait(first: Answer, second: Answer, verdict: am.Verdict) -> None:
+    directory = Directory()
+    directory.admit(g(1))
+    directory.answer(S0, (g(1), first), room=3)
+    assert decisions(directory.answer(S1, (g(1), second), room=3)) == [(g(1), verdict)]
+
+
+def test_a_stage_that_does_not_know_the_key_is_asked_again_with_all_keys_and_so_are_those_behind_it() -> None:
+    directory = Directory(held=2)
+    directory.admit(g(1), g(2), g(3))
+    directory.prepared(S0, g(1), g(2), g(3), endpoint=8)
+    out = directory.answer(S1, (g(1), Prepared(8, ())), (g(2), NeedKeys()), (g(3), Refused("order")))
+    (again,) = only(am.SendPrepare, out)
+    assert (again.stage, [q.grant for q in again.grants]) == (S1, [g(2), g(3)])
+    assert all((q.first_block, q.keys, q.key_before) == (0, keys_of(20), b"") for q in again.grants)
+    assert decisions(out) == []
+    directory.written()
+    assert {grant for grant, _ in decisions(directory.prepared(S1, g(2), g(3)))} == set()
+    directory.answer(S0, *((grant, Prepared(0, ())) for grant in (g(2), g(3))), lowered=True)
+    assert directory.admission.grants == {g(1), g(2), g(3)}
+
+
+def test_a_stage_whose_cache_is_not_known_is_sent_all_keys_at_once() -> None:
+    directory = Directory(held=2)
+    directory.tell(am.CacheChanged(S1, "inc1", 9, (), True))
+    first, second = only(am.SendPrepare, directory.admit(g(1)))
+    assert (first.grants[0].first_block, second.grants[0].first_block) == (2, 0)
+    assert second.grants[0].endpoint_tokens == 8
+
+
+def test_without_all_stages_nobody_is_asked() -> None:
+    directory = Directory()
+    directory.tell(am.StageDisconnected(S1))
+    assert directory.admit(g(1)) == [am.Decide(1, ((g(1), am.Wait(S1, "directory")),), True)]
+
+
+def test_a_round_of_another_epoch_is_void() -> None:
+    out = Directory().tell(am.Admit(7, PipelineEpoch(2), (attempt(g(1, epoch=2)),)))
+    assert out == [am.Decide(7, ((g(1, epoch=2), am.Void("epoch")),), True)]
+
+
+@pytest.mark.parametrize("granted_before", [True, False])
+def test_an_id_that_is_admitted_twice_is_a_fault(granted_before: bool) -> None:
+    directory = Directory()
+    if granted_before:
+        directory.granted(g(1))
+    else:
+        directory.admit(g(1))
+    with pytest.raises(InvariantError):
+        directory.admit(g(1), batch=2)
+
+
+def test_a_round_may_begin_while_the_one_before_waits_for_the_ledger() -> None:
+    directory = Directory()
+    directory.admit(g(1), batch=1)
+    for stage in (S0, S1):
+        directory.prepared(stage, g(1))
+    directory.admit(g(2), batch=2)
+    for stage in (S0, S1):
+        directory.prepared(stage, g(2), round_id=2)
+    assert directory.admission.rounds_in_flight == 2
+    assert [d.batch for r in (1, 2) for d in only(am.Decide, directory.written(r))] == [1, 2]
+
+
+# ---- endpoints ----
+
+
+def lowering() -> Directory:
+    """Stage 1 offered one block less than stages 0 and 2, which must step down."""
+    directory = Directory(3, held=3)
+    directory.admit(g(1))
+    directory.written()
+    directory.prepared(S0, g(1), endpoint=12)
+    directory.prepared(S2, g(1), endpoint=12)
+    assert directory.prepared(S1, g(1), endpoint=8) == [
+        am.SendLower(S0, RoundId(1), ((g(1), 8),)),
+        am.SendLower(S2, RoundId(1), ((g(1), 8),)),
+    ]
+    return directory
+
+
+def test_where_endpoints_differ_those_above_step_down_before_the_grant_is_told() -> None:
+    directory = lowering()
+    assert directory.answer(S0, (g(1), Prepared(8, ())), lowered=True) == []
+    ((_, verdict),) = decisions(directory.answer(S2, (g(1), Prepared(8, ())), lowered=True))
+    assert isinstance(verdict, am.Granted)
+    assert verdict.endpoint_tokens == verdict.reuse.endpoint_tokens == 8
+    assert verdict.reuse.limiting_stage == S1
+    assert verdict.reuse.longest_all_tokens == 12
+
+
+def test_a_hint_that_promised_too_much_is_forgotten_for_that_stage_alone() -> None:
+    directory = lowering()
+    directory.answer(S0, (g(1), Prepared(8, ())), lowered=True)
+    directory.answer(S2, (g(1), Prepared(8, ())), lowered=True)
+    hints, keys = directory.admission.hints, keys_of(12)
+    assert hints.stages_holding(key_at(keys, 1)) == 0b111
+    assert hints.stages_holding(key_at(keys, 2)) == 0b101, "those that stepped down still hold it"
+
+
+def test_a_stage_that_cannot_step_down_makes_all_let_go_itself_included() -> None:
+    directory = lowering()
+    directory.answer(S2, (g(1), Prepared(8, ())), lowered=True)
+    out = directory.answer(S0, (g(1), Missing("kv", 3, 1)), room=4, lowered=True)
+    assert decisions(out) == [(g(1), am.Wait(S0, "kv", 3, 4))]
+    assert aborts(out) == {S0: (g(1),), S1: (g(1),), S2: (g(1),)}
+    directory.assert_forgotten()
+
+
+def test_a_recurrent_stage_that_lacks_the_snapshot_forgets_the_snapshot_and_not_the_blocks() -> None:
+    directory = Directory(held=3, recurrent=(False, True))
+    directory.admit(g(1))
+    directory.written()
+    directory.prepared(S0, g(1), endpoint=12)
+    out = directory.answer(S1, (g(1), Prepared(4, (4,))))
+    assert only(am.SendLower, out) == [am.SendLower(S0, RoundId(1), ((g(1), 4),))]
+    hints, keys = directory.admission.hints, keys_of(12)
+    assert [hints.stages_with_snapshot(key_at(keys, i)) >> S1 & 1 for i in range(3)] == [1, 0, 0]
+    assert [hints.stages_holding(key_at(keys, i)) for i in range(3)] == [3, 3, 3]
+
+
+def test_stages_agree_on_a_snapshot_that_all_recurrent_ones_have() -> None:
+    directory = Directory(held=4, recurrent=(True, True))
+    directory.admit(g(1))
+    directory.answer(S0, (g(1), Prepared(16, (16, 8, 4))))
+    out = directory.answer(S1, (g(1), Prepared(12, (12, 8))))
+    assert {(i.stage, i.grants) for i in only(am.SendLower, out)} == {(S0, ((g(1), 8),)), (S1, ((g(1), 8),))}
+
+
+# ---- hints ----
+
+
+def test_what_is_computed_is_hinted_at_once() -> None:
+    directory = Directory()
+    directory.granted(g(1))
+    directory.tell(am.GrantsComputed((g(1), g(9))))
+    (first, _) = only(am.SendPrepare, directory.admit(g(2), batch=2))
+    assert first.grants[0].endpoint_tokens == 16
+
+
+@pytest.mark.parametrize(("alignment", "endpoint", "block"), [(4, 16, 4), (8, 16, 3)])
+def test_the_snapshot_at_the_prompts_last_aligned_place_is_hinted_too(
+    alignment: int, endpoint: int, block: int
+) -> None:
+    directory = Directory(recurrent=(True, False), alignment=alignment)
+    directory.granted(g(1))
+    directory.tell(am.GrantsComputed((g(1),)))
+    hints, keys = directory.admission.hints, keys_of(20)
+    assert [hints.stages_with_snapshot(key_at(keys, i)) for i in range(5)] == [int(i == block) for i in range(5)]
+    out = directory.tell(am.Admit(2, EPOCH, (am.Attempt(g(2), 21, 21, keys, None),)))
+    assert only(am.SendPrepare, out)[0].grants[0].endpoint_tokens == (20 if alignment == 4 else endpoint)
+
+
+def test_a_prompt_without_a_full_block_is_admitted_and_hints_nothing() -> None:
+    directory = Directory(recurrent=(True, False))
+    out = directory.tell(am.Admit(1, EPOCH, (am.Attempt(g(1), 3, 3, b"", None),)))
+    assert only(am.SendPrepare, out)[0].grants[0].keys == b""
+    directory.tell(am.GrantsComputed((g(1),)))
+    assert directory.admission.hints.sizes() == (0, 0)
+
+
+def test_changes_of_a_cache_reach_the_hints_and_a_gap_asks_for_a_dump() -> None:
+    directory = Directory()
+    key = key_at(keys_of(4), 0)
+    attached = (CacheChange(ChangeKind.ATTACHED, key),)
+    assert directory.tell(am.CacheChanged(S0, "inc0", 0, attached, False)) == []
+    assert directory.admission.hints.stages_holding(key) == 1
+    assert directory.tell(am.CacheChanged(S0, "inc0", 5, attached, False)) == [am.AskDump(S0)]
+    assert not directory.admission.in_sync(S0)
+    assert directory.admission.in_sync(S1)
+
+
+# ---- giving up ----
+
+
+def test_an_attempt_that_is_cancelled_before_a_stage_answered_is_aborted_there_now_and_when_it_answers() -> None:
+    directory = Directory()
+    directory.admit(g(1), g(2))
+    directory.written()
+    directory.prepared(S0, g(1), g(2))
+    out = directory.tell(am.CancelAttempts((g(1),)))
+    assert decisions(out) == [(g(1), am.Void("cancelled"))]
+    assert aborts(out) == {S0: (g(1),), S1: (g(1),)}
+    assert not only(am.Decide, out)[0].answered, "the other one is still being asked for"
+    out = directory.prepared(S1, g(1), g(2))
+    assert aborts(out) == {S1: (g(1),)}
+    assert directory.admission.grants == {g(2)}
+
+
+def test_an_attempt_that_is_cancelled_while_stages_step_down_is_aborted() -> None:
+    directory = lowering()
+    out = directory.tell(am.CancelAttempts((g(1),)))
+    assert set(aborts(out)) == {S0, S1, S2}
+    directory.answer(S0, (g(1), Prepared(8, ())), lowered=True)
+    directory.assert_forgotten()
+
+
+def test_an_attempt_that_is_cancelled_while_it_waits_for_the_ledger_is_never_granted() -> None:
+    directory = Directory()
+    directory.admit(g(1))
+    for stage in (S0, S1):
+        directory.prepared(stage, g(1))
+    assert decisions(directory.tell(am.CancelAttempts((g(1),)))) == [(g(1), am.Void("cancelled"))]
+    assert directory.written() == [deleted()]
+    directory.assert_forgotten()
+
+
+def test_a_grant_that_is_cancelled_after_it_was_told_is_aborted_everywhere() -> None:
+    directory = Directory()
+    directory.granted(g(1))
+    out = directory.tell(am.CancelAttempts((g(1), g(7))))
+    assert aborts(out) == {S0: (g(1),), S1: (g(1),)}
+    assert decisions(out) == []
+    assert deleted() in out
+    directory.assert_forgotten()
+
+
+def test_an_answer_for_a_round_that_is_over_is_aborted_unless_it_was_granted() -> None:
+    directory = Directory()
+    directory.granted(g(1))
+    assert directory.prepared(S0, g(1)) == []
+    assert aborts(directory.prepared(S0, g(4), round_id=9)) == {S0: (g(4),)}
+    assert directory.answer(S0, (g(4), Refused("ended")), round_id=9) == []
+
+
+# ---- what breaks ----
+
+
+def test_a_record_that_could_not_be_written_grants_nothing() -> None:
+    directory = Directory()
+    directory.admit(g(1))
+    for stage in (S0, S1):
+        directory.prepared(stage, g(1))
+    out = directory.written(ok=False)
+    assert decisions(out) == [(g(1), am.Wait(None, "directory"))]
+    assert aborts(out) == {S0: (g(1),), S1: (g(1),)}
+    assert deleted() in out, "it may have been written all the same"
+    directory.assert_forgotten()
+
+
+def test_a_record_that_could_not_be_written_ends_the_round_before_the_stages_answer() -> None:
+    directory = Directory()
+    directory.admit(g(1))
+    (decide,) = only(am.Decide, directory.written(ok=False))
+    assert decide.answered
+    assert aborts(directory.prepared(S0, g(1))) == {S0: (g(1),)}
+    directory.assert_forgotten()
+
+
+@pytest.mark.parametrize("answered", [0, 1, 2])
+def test_a_stage_that_goes_away_voids_every_attempt_that_is_not_told(answered: int) -> None:
+    directory = Directory()
+    directory.admit(g(1))
+    for stage in (S0, S1)[:answered]:
+        directory.prepared(stage, g(1))
+    out = directory.tell(am.StageDisconnected(S1))
+    assert decisions(out) == [(g(1), am.Wait(S1, "directory"))]
+    assert aborts(out) == {S0: (g(1),)}, "nothing can be sent to the one that went"
+    assert directory.written() == [deleted()]
+    directory.assert_forgotten()
+
+
+def test_grants_outlive_the_stream_to_a_stage() -> None:
+    directory = Directory()
+    directory.granted(g(1))
+    assert directory.tell(am.StageDisconnected(S1)) == []
+    assert directory.admission.known_to(S1) == {g(1)}
+
+
+def test_a_stage_is_told_what_ended_while_its_stream_was_being_opened() -> None:
+    directory = Directory()
+    directory.granted(g(1), g(2))
+    directory.tell(am.StageDisconnected(S1))
+    told = directory.admission.known_to(S1)
+    directory.tell(am.CancelAttempts((g(1),)))
+    assert aborts(directory.tell(am.StageConnected(S1, "inc1", 0, told))) == {S1: (g(1),)}
+    assert directory.admission.stages_connected
+
+
+def test_an_epoch_forgets_every_grant_and_round_without_a_word() -> None:
+    directory = Directory()
+    directory.granted(g(1))
+    directory.admit(g(2), batch=2)
+    directory.prepared(S0, g(2), round_id=2)
+    assert directory.tell(am.EpochMoved(PipelineEpoch(2))) == [deleted(1)]
+    assert directory.tell(am.EpochMoved(EPOCH)) == [], "an older one moves nothing"
+    assert aborts(directory.prepared(S1, g(2), round_id=2)) == {S1: (g(2),)}
+    assert directory.written(2) == [deleted(2)]
+    directory.assert_forgotten()
+
+
+def test_a_router_that_connects_anew_keeps_what_it_runs_and_nothing_else() -> None:
+    directory = Directory()
+    directory.granted(g(1), g(2))
+    directory.admit(g(3), batch=2)
+    directory.prepared(S0, g(3), round_id=2)
+    out = directory.tell(am.RouterConnected(EPOCH, frozenset((g(2), g(8)))))
+    assert [i.grants for i in only(am.SendAbort, out) if i.stage == S1] == [(g(3),), (g(1),)]
+    assert decisions(out) == [], "it does not wait for what it asked on the stream before"
+    assert directory.admission.grants == {g(2), g(8)}
+    # Nobody will tell how the write of the second round ended.
+    assert deleted(2) in out
+    assert deleted(1) in directory.tell(am.GrantsEnded((g(2), g(8))))
+    directory.assert_forgotten()
+
+
+def test_a_new_directory_keeps_what_the_router_runs_and_deletes_the_rest_of_the_ledger() -> None:
+    admission = Admission(directory_epoch=DirectoryEpoch(6), recurrent=(False,), block_tokens=B, alignment_tokens=B)
+    old = (("old", EPOCH, (g(1),)), ("kept", EPOCH, (g(2), g(3))), ("older", PipelineEpoch(0), ()))
+    admission.handle(am.LedgerLoaded(old))
+    out = admission.handle(am.RouterConnected(EPOCH, frozenset((g(3),))))
+    assert {r.name for r in only(am.SetRecord, out)} == {"old", "older"}
+    assert admission.known_to(S0) == {g(3)}

@@ -1,0 +1,447 @@
+"""What the router decides, event by event."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pytest
+from wavepp.core import dispatch_messages as dm
+from wavepp.core.admission_messages import Granted, NeverFits, Verdict, Void, Wait
+from wavepp.core.admission_queue import QueueFullError
+from wavepp.core.dispatch import BATCHES_MAX, DIRECTORY_RETRY_MS, Dispatcher, DispatchLimits, DuplicateRequestError
+from wavepp.core.endpoint import ReuseExplanation
+from wavepp.core.frames import FailedGrant
+from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, StageIndex, WaveId, epoch_of
+from wavepp.core.keys import Namespace, prefix_keys, root_key
+from wavepp.core.policies import StaticPolicy
+from wavepp.core.requests import ChosenToken, FailureKind, NewRequest
+from wavepp.core.stage_cache import Room
+from wavepp.core.tokens import decode_tokens, encode_tokens
+from wavepp.core.waves import PlannerConfig, WavePlanner
+
+B = 4
+NAMESPACE = Namespace("model", "f32", B, None, None)
+NO_REUSE = ReuseExplanation(8, 0, 0, 0, 0, None)
+S0 = StageIndex(0)
+Kind = TypeVar("Kind")
+
+
+def new_request(name: str, prompt: int = 8, outputs: int = 1, *, priority: int = 0) -> NewRequest:
+    tokens = encode_tokens(range(prompt))
+    keys = prefix_keys(NAMESPACE, tokens)
+    return NewRequest(RequestId(name), tokens, root_key(NAMESPACE), keys, outputs, frozenset((99,)), priority, name)
+
+
+class Router:
+    """A dispatcher whose pipeline and directory are ready; keeps what it said."""
+
+    def __init__(self, *, ready: bool = True, **limits: int) -> None:
+        planner = WavePlanner(PlannerConfig(2, 16, 8, B, B), StaticPolicy(16))
+        allowed = {"queue_requests_max": 99, "queue_tokens_max": 9999, "running_max": 99, "attempts_max": 9} | limits
+        self.dispatcher = Dispatcher(
+            limits=DispatchLimits(queue_retry_after_ms=5, **allowed), planner=planner, block_tokens=B
+        )
+        self.now = 0.0
+        self.said: list[dm.Instruction] = []
+        if ready:
+            self.tell(dm.DirectoryChanged(ready=True))
+            self.tell(dm.PipelineReady(PipelineEpoch(1)))
+
+    def tell(self, event: dm.Event) -> list[dm.Instruction]:
+        self.now += 1.0
+        out = self.dispatcher.handle(event, self.now)
+        self.dispatcher.validate()
+        self.said += out
+        return out
+
+    def submit(self, name: str, prompt: int = 8, outputs: int = 1, *, priority: int = 0) -> list[dm.Instruction]:
+        return self.tell(dm.Submit(new_request(name, prompt, outputs, priority=priority)))
+
+    def stop(self, name: str) -> list[dm.Instruction]:
+        return self.tell(dm.Stop(RequestId(name), FailureKind.CANCELLED, "gone"))
+
+    @property
+    def asked(self) -> dm.SendAdmit:
+        """The latest batch."""
+        return only(dm.SendAdmit, self.said)[-1]
+
+    def decide(
+        self, *verdicts: Verdict, batch: dm.SendAdmit | None = None, answered: bool = True
+    ) -> list[dm.Instruction]:
+        """Verdicts for a batch, in order."""
+        batch = batch or self.asked
+        grants = [a.grant for a in batch.attempts]
+        return self.tell(dm.Decided(batch.batch, tuple(zip(grants, verdicts, strict=False)), answered))
+
+    @property
+    def wave(self) -> dm.IssueWave:
+        """The latest wave."""
+        return only(dm.IssueWave, self.said)[-1]
+
+    def wave_done(
+        self, *tokens: int, failed: tuple[FailedGrant, ...] = (), wave: dm.IssueWave | None = None
+    ) -> list[dm.Instruction]:
+        """The last stage has done a wave, and chose these tokens for its last chunks."""
+        wave = wave or self.wave
+        grants = [c.chunk.grant for c in wave.chunks if c.chunk.last]
+        results = tuple((grant, ChosenToken(token, 0.0)) for grant, token in zip(grants, tokens, strict=False))
+        return self.tell(dm.WaveDone(wave.epoch, wave.wave, results, failed, ()))
+
+    def run(self, name: str, prompt: int = 8, outputs: int = 1) -> GrantId:
+        """Submit and grant; returns the grant."""
+        self.submit(name, prompt, outputs)
+        self.decide(Granted(0, NO_REUSE))
+        return self.asked.attempts[0].grant
+
+    def new_epoch(self, epoch: int) -> list[dm.Instruction]:
+        return [*self.tell(dm.PipelineBroken("link cut")), *self.tell(dm.PipelineReady(PipelineEpoch(epoch)))]
+
+
+def only(kind: type[Kind], out: list[dm.Instruction]) -> list[Kind]:
+    return [i for i in out if isinstance(i, kind)]
+
+
+# ---- from the door to the last token ----
+
+
+def test_a_request_is_asked_for_runs_and_ends_and_the_directory_hears_of_the_end_when_all_stages_have_it() -> None:
+    router = Router()
+    (admit,) = only(dm.SendAdmit, router.submit("a"))
+    (attempt,) = admit.attempts
+    assert (attempt.prompt_tokens, attempt.total_tokens, attempt.context) == (8, 8, "a")
+    assert epoch_of(attempt.grant) == admit.epoch == 1
+    (wave,) = only(dm.IssueWave, router.decide(Granted(4, NO_REUSE)))
+    (issued,) = wave.chunks
+    assert (issued.chunk.start, issued.chunk.length, issued.request) == (4, 4, "a")
+    assert decode_tokens(issued.token_bytes) == [4, 5, 6, 7]
+    out = router.wave_done(7)
+    assert dm.EmitToken(RequestId("a"), 0, ChosenToken(7, 0.0)) in out
+    assert dm.SendComputed((attempt.grant,)) in out
+    (finish,) = only(dm.Finish, out)
+    assert (finish.outcome.finish_reason, finish.outcome.cached_tokens, finish.outcome.computed_tokens) == (
+        "length",
+        4,
+        4,
+    )
+    assert not only(dm.SendEnded, out)
+    assert router.wave.ended == (attempt.grant,)
+    assert router.dispatcher.live_grants() == {attempt.grant}
+    assert not router.dispatcher.idle
+    assert router.wave_done() == [dm.SendEnded((attempt.grant,))]
+    assert router.dispatcher.idle
+    assert router.dispatcher.live_grants() == set()
+
+
+def test_decode_steps_follow_until_the_budget_is_used_up() -> None:
+    router = Router()
+    grant = router.run("a", 6, 3)
+    router.wave_done(1)
+    steps = []
+    for token in (2, 3):
+        (step,) = router.wave.chunks
+        steps.append((step.chunk.start, step.chunk.length, step.chunk.decode, decode_tokens(step.token_bytes)))
+        out = router.wave_done(token)
+    assert steps == [(6, 1, True, [1]), (7, 1, True, [2])]
+    (finish,) = only(dm.Finish, out)
+    assert [t.token for t in finish.outcome.tokens] == [1, 2, 3]
+    assert (finish.outcome.computed_tokens, finish.outcome.waves) == (6, 3)
+    assert only(dm.SendComputed, router.said) == [dm.SendComputed((grant,))], "once, after the prefill"
+
+
+def test_the_key_of_a_block_that_a_decode_step_fills_goes_with_the_step() -> None:
+    router = Router()
+    router.run("a", 6, 4)
+    router.wave_done(50)
+    assert router.wave.chunks[0].keys == b""
+    router.wave_done(51)
+    whole = prefix_keys(NAMESPACE, encode_tokens([*range(6), 50, 51]))
+    assert router.wave.chunks[0].keys == whole[-16:]
+
+
+def test_an_end_token_ends_a_request_before_its_budget() -> None:
+    router = Router()
+    router.run("a", 8, 5)
+    (finish,) = only(dm.Finish, router.wave_done(99))
+    assert finish.outcome.finish_reason == "stop"
+
+
+def test_an_id_in_flight_is_refused_and_so_is_more_than_the_queue_holds() -> None:
+    router = Router(ready=False, queue_requests_max=1)
+    router.submit("a")
+    with pytest.raises(DuplicateRequestError):
+        router.submit("a")
+    with pytest.raises(QueueFullError):
+        router.submit("b")
+
+
+# ---- batches ----
+
+
+def test_nobody_is_asked_for_until_pipeline_and_directory_are_ready() -> None:
+    router = Router(ready=False)
+    assert router.submit("a") == []
+    assert router.tell(dm.PipelineReady(PipelineEpoch(1))) == []
+    assert only(dm.SendAdmit, router.tell(dm.DirectoryChanged(ready=True)))
+
+
+def test_the_next_batch_goes_out_when_the_one_before_is_answered_even_if_it_is_not_written() -> None:
+    router = Router()
+    router.submit("a")
+    first = router.asked
+    assert router.submit("b") == []
+    assert router.decide(batch=first, answered=False) == []
+    (second,) = only(dm.SendAdmit, router.decide(batch=first))
+    assert [a.context for a in second.attempts] == ["b"]
+    router.decide(batch=second)
+    assert BATCHES_MAX == 2
+    assert router.submit("c") == [], "two batches wait for the ledger"
+    assert only(dm.SendAdmit, router.decide(Granted(0, NO_REUSE), batch=first))
+
+
+def test_no_more_grants_than_the_limit_are_asked_for() -> None:
+    router = Router(ready=False, running_max=2)
+    for name in "abc":
+        router.submit(name)
+    router.tell(dm.DirectoryChanged(ready=True))
+    router.tell(dm.PipelineReady(PipelineEpoch(1)))
+    assert [a.context for a in router.asked.attempts] == ["a", "b"]
+    assert not only(dm.SendAdmit, router.decide(Granted(0, NO_REUSE), Granted(0, NO_REUSE)))
+    assert (router.dispatcher.running, router.dispatcher.queued) == (2, 1)
+    router.stop("a")
+    assert [a.context for a in router.asked.attempts] == ["c"]
+
+
+def test_a_refused_request_is_asked_for_under_a_new_id_when_there_is_room() -> None:
+    router = Router()
+    router.submit("a")
+    first = router.asked
+    assert router.decide(Wait(S0, "kv", 5, 3)) == []
+    assert router.tell(dm.RoomChanged(0, Room(4, {"kv": 4}))) == []
+    (again,) = only(dm.SendAdmit, router.tell(dm.RoomChanged(0, Room(5, {"kv": 5}))))
+    assert again.attempts[0].grant != first.attempts[0].grant
+    router.decide(Granted(0, NO_REUSE))
+    (finish,) = only(dm.Finish, router.wave_done(1))
+    assert (finish.outcome.waits, finish.outcome.waited_for, finish.outcome.attempts) == (1, (0, "kv"), 1)
+
+
+def test_a_request_that_never_fits_fails_with_the_limit_and_those_behind_it_go_on() -> None:
+    router = Router(ready=False)
+    router.submit("a")
+    router.submit("b")
+    router.tell(dm.PipelineReady(PipelineEpoch(1)))
+    router.tell(dm.DirectoryChanged(ready=True))
+    out = router.decide(NeverFits(S0, "kv", 60, 50), Granted(0, NO_REUSE))
+    (fail,) = only(dm.Fail, out)
+    assert fail.failure.kind is FailureKind.NEVER_FITS
+    assert "60" in fail.failure.message
+    assert "50" in fail.failure.message
+    assert only(dm.IssueWave, out)
+
+
+@pytest.mark.parametrize("verdict", [Wait(None, "directory"), Void("epoch"), Void("ended")])
+def test_when_the_directory_cannot_decide_the_head_asks_again_after_a_while_and_not_at_once(verdict: Verdict) -> None:
+    router = Router()
+    router.submit("a")
+    assert router.decide(verdict) == [dm.RetryAfter(DIRECTORY_RETRY_MS)]
+    assert router.submit("b") == [], "one timer is enough"
+    assert only(dm.SendAdmit, router.tell(dm.RetryDue()))
+
+
+def test_a_request_that_waits_for_the_directory_is_woken_even_if_it_was_not_the_head_when_it_was_refused() -> None:
+    router = Router(running_max=1)
+    router.submit("low")
+    router.submit("high", priority=1)
+    router.tell(dm.DirectoryChanged(ready=False))
+    assert router.decide(Wait(S0, "directory")) == [], "the head is another one"
+    assert router.stop("high")[1:] == [dm.RetryAfter(DIRECTORY_RETRY_MS)]
+
+
+def test_what_was_asked_on_a_stream_that_broke_is_asked_anew_and_late_verdicts_do_nothing() -> None:
+    router = Router()
+    router.submit("a")
+    first = router.asked
+    router.tell(dm.DirectoryChanged(ready=False, new_stream=True))
+    assert (router.dispatcher.queued, router.dispatcher.admitting) == (1, 0)
+    assert only(dm.SendAdmit, router.tell(dm.DirectoryChanged(ready=True)))
+    assert router.asked.attempts[0].grant != first.attempts[0].grant
+    assert router.decide(Granted(0, NO_REUSE), batch=first) == []
+    assert router.dispatcher.running == 0
+
+
+def test_grants_outlive_the_stream_to_the_directory() -> None:
+    router = Router()
+    router.run("a")
+    router.tell(dm.DirectoryChanged(ready=False, new_stream=True))
+    assert only(dm.Finish, router.wave_done(1))
+
+
+# ---- giving up ----
+
+
+def test_a_queued_request_is_just_forgotten() -> None:
+    router = Router(ready=False)
+    router.submit("a")
+    assert [type(i) for i in router.stop("a")] == [dm.Fail]
+    assert router.dispatcher.idle
+    assert router.stop("a") == [], "again"
+
+
+def test_a_request_that_is_cancelled_while_it_is_asked_for_ignores_what_is_decided() -> None:
+    router = Router()
+    router.submit("a")
+    grant = router.asked.attempts[0].grant
+    assert dm.SendCancel((grant,)) in router.stop("a")
+    assert router.dispatcher.admitting == 1, "the directory has not told yet"
+    assert router.decide(Granted(0, NO_REUSE)) == []
+    assert (router.dispatcher.admitting, router.dispatcher.running) == (0, 0)
+
+
+def test_a_request_that_comes_back_while_its_cancelled_attempt_is_decided_is_not_confused_with_it() -> None:
+    router = Router()
+    router.submit("a")
+    first = router.asked
+    router.stop("a")
+    router.submit("a")
+    router.decide(Granted(0, NO_REUSE), batch=first)
+    assert router.dispatcher.running == 0
+    assert router.asked.attempts[0].grant != first.attempts[0].grant
+    assert only(dm.IssueWave, router.decide(Granted(0, NO_REUSE)))
+
+
+def test_a_running_request_that_is_cancelled_ends_with_the_next_wave() -> None:
+    router = Router()
+    grant = router.run("a", 64)
+    first, second = only(dm.IssueWave, router.said)
+    (fail,) = only(dm.Fail, router.stop("a"))
+    assert fail.failure.kind is FailureKind.CANCELLED
+    assert router.wave.ended == (grant,)
+    assert router.wave.chunks == (), "no more chunks of it"
+    assert router.wave_done(wave=first) == []
+    assert router.wave_done(5, wave=second) == []
+    assert router.wave_done() == [dm.SendEnded((grant,))]
+    assert router.dispatcher.idle
+
+
+def test_a_request_that_is_cancelled_in_decode_gets_no_more_tokens() -> None:
+    router = Router()
+    grant = router.run("a", 8, 4)
+    router.wave_done(1)
+    step = router.wave
+    router.stop("a")
+    assert router.wave_done(2, wave=step) == []
+    assert router.wave.ended == (grant,)
+    assert len(only(dm.EmitToken, router.said)) == 1
+
+
+def test_a_request_that_finished_in_the_same_instant_is_not_failed() -> None:
+    router = Router()
+    router.run("a")
+    router.wave_done(1)
+    assert router.stop("a") == []
+    assert (router.dispatcher.requests_done, router.dispatcher.requests_failed) == (1, 0)
+
+
+def test_a_grant_that_failed_on_a_stage_fails_its_request_and_ends() -> None:
+    router = Router()
+    grant = router.run("a")
+    out = router.wave_done(failed=(FailedGrant(grant, StageIndex(1), "not finite"),))
+    (fail,) = only(dm.Fail, out)
+    assert (fail.failure.kind, fail.failure.message) == (FailureKind.INTERNAL, "stage 1: not finite")
+    assert router.wave.ended == (grant,)
+    failed_again = (FailedGrant(grant, StageIndex(1), "not finite"),)
+    assert router.wave_done(failed=failed_again) == [dm.SendEnded((grant,))]
+
+
+# ---- when the pipeline broke ----
+
+
+def test_after_a_break_a_request_goes_on_with_what_it_has_generated() -> None:
+    router = Router()
+    router.run("a", 6, 4)
+    router.wave_done(50)
+    router.wave_done(51)
+    router.new_epoch(2)
+    (attempt,) = router.asked.attempts
+    assert (attempt.prompt_tokens, attempt.total_tokens) == (8, 9)
+    assert attempt.keys == prefix_keys(NAMESPACE, encode_tokens([*range(6), 50, 51]))
+    assert epoch_of(attempt.grant) == 2
+    router.decide(Granted(4, NO_REUSE))
+    (issued,) = router.wave.chunks
+    assert decode_tokens(issued.token_bytes) == [4, 5, 50, 51]
+    out = router.wave_done(52)
+    assert dm.EmitToken(RequestId("a"), 2, ChosenToken(52, 0.0)) in out
+    assert only(dm.SendComputed, out), "the next turn of the conversation hits"
+    (finish,) = only(dm.Finish, router.wave_done(53))
+    outcome = finish.outcome
+    assert [t.token for t in outcome.tokens] == [50, 51, 52, 53]
+    assert (outcome.attempts, outcome.computed_tokens, outcome.cached_tokens) == (2, 6 + 2, 4)
+    assert outcome.times.granted <= outcome.times.first_token, "its first token came from its first grant"
+
+
+def test_what_is_sent_of_an_older_epoch_does_nothing() -> None:
+    router = Router()
+    router.run("a")
+    old = router.wave
+    router.new_epoch(2)
+    assert router.wave_done(1, wave=old) == []
+    assert router.tell(dm.StepDone(PipelineEpoch(1), old.wave)) == []
+    assert router.tell(dm.WaveDone(PipelineEpoch(2), WaveId(77), (), (), ())) == []
+    assert not only(dm.EmitToken, router.said)
+
+
+def test_after_a_break_requests_are_back_in_their_old_places() -> None:
+    router = Router()
+    router.run("a")
+    router.submit("b")
+    router.submit("c")
+    router.new_epoch(2)
+    assert [a.context for a in router.asked.attempts] == ["a", "b", "c"]
+
+
+def test_a_request_whose_pipeline_breaks_too_often_fails() -> None:
+    router = Router(attempts_max=2)
+    router.run("a")
+    assert not only(dm.Fail, router.new_epoch(2))
+    assert not only(dm.Fail, router.new_epoch(3)), "it was not granted, which is no attempt"
+    router.decide(Granted(0, NO_REUSE))
+    (fail,) = only(dm.Fail, router.new_epoch(4))
+    assert fail.failure.kind is FailureKind.PIPELINE
+    assert "link cut" in fail.failure.message
+    assert router.dispatcher.idle
+
+
+def test_while_the_pipeline_is_broken_nothing_is_asked_or_issued() -> None:
+    router = Router()
+    router.run("a", 64)
+    router.tell(dm.PipelineBroken("gone"))
+    assert router.submit("b") == []
+    assert router.dispatcher.waves_in_flight == 0
+    assert router.dispatcher.live_grants() == set()
+    assert [type(i) for i in router.stop("a")] == [dm.Fail]
+
+
+def test_a_wait_for_room_does_not_outlive_the_epoch() -> None:
+    router = Router()
+    router.submit("a")
+    router.decide(Wait(S0, "kv", 5, 300))
+    assert only(dm.SendAdmit, router.new_epoch(2)), "the stages may be new ones"
+
+
+def test_stage_0_has_at_most_one_wave_that_waits() -> None:
+    router = Router()
+    router.run("a", 160)
+    assert router.dispatcher.waves_in_flight == 2
+    assert router.tell(dm.StepDone(PipelineEpoch(9), WaveId(1))) == []
+    (third,) = only(dm.IssueWave, router.tell(dm.StepDone(PipelineEpoch(1), WaveId(1))))
+    assert third.wave == 3
+
+
+def test_a_grant_is_known_by_its_request_while_it_is_asked_for_and_while_it_runs() -> None:
+    router = Router()
+    router.submit("a")
+    grant = router.asked.attempts[0].grant
+    assert router.dispatcher.request_of(grant) == "a"
+    router.decide(Granted(0, NO_REUSE))
+    assert router.dispatcher.request_of(grant) == "a"
+    router.wave_done(1)
+    assert router.dispatcher.request_of(grant) is None
