@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from etcd_support import LossyProxy
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from wavepp.core.errors import InvalidInputError, InvariantError, WaveppError
@@ -265,6 +266,13 @@ def test_keepalive_of_clients_is_within_what_servers_tolerate() -> None:
 
 
 @pytest.mark.parametrize("options", [rpc.SERVER_OPTIONS, rpc.CHANNEL_OPTIONS, etcd_channel.OPTIONS])
+def test_silence_is_noticed_within_the_keepalive_limit(options: tuple[tuple[str, object], ...]) -> None:
+    # Without a limit of its own a ping waits for a minute, whatever the keepalive's limit is.
+    named = dict(options)
+    assert named["grpc.http2.ping_timeout_ms"] == named["grpc.keepalive_timeout_ms"]
+
+
+@pytest.mark.parametrize("options", [rpc.SERVER_OPTIONS, rpc.CHANNEL_OPTIONS, etcd_channel.OPTIONS])
 def test_grpc_knows_every_option_that_we_set(options: tuple[tuple[str, object], ...]) -> None:
     # gRPC ignores a name that it does not know, without a word; the names stand in its library.
     (library_path,) = Path(grpc.__file__).parent.glob("_cython/cygrpc*.so")
@@ -301,6 +309,27 @@ async def test_idle_channel_is_sent_away_for_its_pings_only_by_a_server_with_oth
     monkeypatch.setattr(rpc, "CHANNEL_OPTIONS", faster(rpc.CHANNEL_OPTIONS))
     impatient = tuple(option for option in ours if "ping_interval" not in option[0])
     assert list(await asyncio.gather(leaves(ours), leaves(impatient))) == [False, True]
+
+
+async def test_a_peer_that_has_gone_silent_ends_the_stream_within_the_keepalive_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Our own periods and limits, 20 times as fast (gRPC sends a ping a second at most).
+    faster = tuple((name, value // 20 if name.endswith("_ms") else value) for name, value in rpc.CHANNEL_OPTIONS)
+    monkeypatch.setattr(rpc, "CHANNEL_OPTIONS", faster)
+    server = rpc.RpcServer()
+    proxy = LossyProxy(f"127.0.0.1:{await server.start('127.0.0.1', 0)}")
+    await proxy.start()
+    async with rpc.open_channel(proxy.endpoint) as channel:
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await call.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        # Its machine has lost power, or its process is frozen: nothing comes, and nothing says that nothing will.
+        proxy.swallow_answers = True
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(call.read(), 2 * LIMIT_S)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    await proxy.close()
+    await server.stop(0)
 
 
 async def test_port_in_use_is_a_startup_error_of_one_line(bench: Bench) -> None:
