@@ -12,7 +12,7 @@ from wavepp.core import epochs as ep
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch, StageIndex
 from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_errors import EtcdAmbiguousError, EtcdUnavailableError
+from wavepp.infra.etcd_errors import EtcdAmbiguousError, EtcdReadOnlyError, EtcdUnavailableError, FencedError
 from wavepp.infra.etcd_keys import PipelineKeys
 from wavepp.infra.etcd_types import Fence
 from wavepp.infra.registration import RegistrationError, StageRegistration, check_pipeline
@@ -156,7 +156,11 @@ class Pipeline:
         while True:
             try:
                 epoch = await self._client.raise_counter(self._keys.epoch, [self._fence])
-            except (EtcdUnavailableError, EtcdAmbiguousError) as error:
+            except FencedError as error:
+                # The leadership hears of it, too, and ends this.
+                _log.warning("epoch not raised: %s", error)
+                return
+            except (EtcdUnavailableError, EtcdAmbiguousError, EtcdReadOnlyError) as error:
                 # Raising once more than needed is harmless.
                 _log.warning("epoch not raised, trying again: %s", error)
                 await asyncio.sleep(RAISE_RETRY_S)

@@ -1,0 +1,76 @@
+"""The router's hold on its pipeline, against an etcd that says no."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+from wavepp.core import epochs as ep
+from wavepp.core.ids import Incarnation, StageIndex
+from wavepp.infra.etcd import EtcdClient
+from wavepp.infra.etcd_errors import EtcdError, EtcdReadOnlyError, EtcdUnavailableError, FencedError
+from wavepp.infra.etcd_keys import PipelineKeys
+from wavepp.infra.etcd_types import Fence
+from wavepp.infra.tasks import TaskOwner
+from wavepp.router import pipeline as pipeline_module
+from wavepp.router.config import RouterConfig
+from wavepp.router.pipeline import Pipeline
+
+
+class Refusing:
+    """Refuses to raise the counter with these errors, one after the other, then raises it."""
+
+    def __init__(self, errors: Sequence[EtcdError]) -> None:
+        self.errors = list(errors)
+        self.asked = asyncio.Event()
+
+    async def raise_counter(self, _key: str, _fences: Sequence[Fence]) -> int:
+        self.asked.set()
+        if self.errors:
+            raise self.errors.pop(0)
+        return 7
+
+
+def made(client: Refusing, tasks: TaskOwner, events: list[Any]) -> Pipeline:
+    keys = PipelineKeys("c", "p")
+    pipeline = Pipeline(
+        RouterConfig(),
+        cast(EtcdClient, client),
+        keys,
+        Fence(keys.router, 5),
+        1,
+        tasks,
+        apply=events.append,
+        on_ready=events.append,
+    )
+    # What `_announce` would send goes to a stage that there is not.
+    pipeline._announce = events.append  # type: ignore[method-assign]
+    return pipeline
+
+
+async def test_a_router_that_was_deposed_while_it_raises_the_epoch_lives_on() -> None:
+    stop, events = asyncio.Event(), list[Any]()
+    async with TaskOwner(stop) as tasks:
+        pipeline = made(Refusing([FencedError("leader", 5, 9)]), tasks, events)
+        pipeline._event(ep.StageUp(StageIndex(0), Incarnation("i"), ""))
+        assert pipeline._raising is not None
+        await asyncio.wait_for(pipeline._raising, 5.0)
+        assert not stop.is_set()
+        assert not events
+        pipeline.close()
+
+
+@pytest.mark.parametrize("error", [EtcdUnavailableError("away"), EtcdReadOnlyError("full")])
+async def test_an_epoch_is_raised_when_etcd_can_again(error: EtcdError, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_module, "RAISE_RETRY_S", 0.0)
+    stop, events = asyncio.Event(), list[Any]()
+    async with TaskOwner(stop) as tasks:
+        pipeline = made(Refusing([error, error]), tasks, events)
+        pipeline._event(ep.StageUp(StageIndex(0), Incarnation("i"), ""))
+        assert pipeline._raising is not None
+        await asyncio.wait_for(pipeline._raising, 5.0)
+        assert [event.epoch for event in events] == [7]
+        assert not stop.is_set()
+        pipeline.close()
