@@ -238,3 +238,29 @@ async def test_a_router_killed_and_started_again_on_its_port(fragile: LocalClust
     assert [s.incarnation for s in after.stages] == [s.incarnation for s in before.stages]
     for prompt in streams.prompts[:3]:
         await client.answer(prompt, 2)
+
+
+async def test_another_directory_takes_over_from_one_that_hangs(fragile: LocalCluster, client: MeshClient) -> None:
+    assert fragile.directory is not None
+    standby = ManagedProcess(
+        "directory-2",
+        "wavepp.directory",
+        ("--etcd-endpoints", fragile.etcd_endpoints, *QUICK),
+        fragile.spec.run_dir / "directory-2.log",
+    )
+    standby.start()
+    before = await client.status()
+    try:
+        with frozen(pid_of(fragile.directory)):
+            # The frozen one's streams stay open: nothing but etcd says that it does not lead any more.
+            answer = await client.answer(fresh_prompts(70, 1)[0], timeout=20)
+            assert answer.attempts == 1
+            after = await eventually(client.status, lambda s: not left_behind(s), 5.0)
+            assert after.directory_epoch > before.directory_epoch
+            assert after.pipeline_epoch == before.pipeline_epoch
+        await client.answer(fresh_prompts(71, 1)[0])
+    finally:
+        began = time.monotonic()
+        standby.stop()
+    assert time.monotonic() - began < 3.0, "its streams end with its leadership, not with the server's patience"
+    await client.answer(fresh_prompts(72, 1)[0], timeout=10)

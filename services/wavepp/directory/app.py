@@ -54,11 +54,15 @@ async def run_directory(config: DirectoryConfig, stop: asyncio.Event) -> None:
                 metrics.serve(config.bind_host, config.metrics_port)
             tasks.spawn(watch_loop_lag(metrics), "loop-lag", endless=True)
             tasks.spawn(leadership.watch_stages(), "watch-stages", endless=True)
-            tasks.spawn(leadership.run(servicer.address), "leadership", endless=True)
+            leading = tasks.spawn(leadership.run(servicer.address), "leadership", endless=True)
             # A standby is healthy too: it serves as soon as it leads.
             await server.set_serving(True)
             _log.info("directory ready at %s", servicer.address)
             await stop.wait()
+            # First of all: another directory leads at once then, and the router's stream ends here. The server would
+            # wait for that stream as long as it waits for any call.
+            leading.cancel()
+            await asyncio.wait({leading})
     finally:
         await client.close()
         metrics.close()

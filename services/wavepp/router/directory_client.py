@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 import grpc
 from wavepp.core import dispatch_messages as dm
@@ -70,14 +70,17 @@ class DirectoryClient:
         """Connect, and connect again, for ever; a task of the process."""
         backoff = Backoff()
         while True:
-            if not self.address:
+            address = self.address
+            if not address:
+                self.reason = "no directory leads"
                 self._moved.clear()
                 await self._moved.wait()
                 continue
             self.reason = "connecting"
             try:
-                async with open_channel(self.address) as channel:
-                    await self._talk(directory_pb2_grpc.DirectoryServiceStub(channel), backoff)
+                async with open_channel(address) as channel:
+                    talk = self._talk(directory_pb2_grpc.DirectoryServiceStub(channel), backoff)
+                    await self._while_leading(address, talk)
                 self.reason = "the admission stream ended"
             except grpc.aio.AioRpcError as error:
                 self.reason = f"{error.code().name}: {error.details()}"
@@ -86,8 +89,23 @@ class DirectoryClient:
             finally:
                 self._outbox.close()
                 self._apply(dm.DirectoryChanged(ready=False, new_stream=True))
-            _log.warning("directory at %s: %s", self.address or "(none)", self.reason)
+            _log.warning("directory at %s: %s", address, self.reason)
             await asyncio.sleep(backoff.next_s())
+
+    async def _while_leading(self, address: str, talk: Coroutine[Any, Any, None]) -> None:
+        """Run `talk`, but not beyond the leadership of that directory: one that hangs keeps its stream open."""
+        task = asyncio.create_task(talk, name="directory-talk")
+        try:
+            while self.address == address and not task.done():
+                self._moved.clear()
+                moved = asyncio.create_task(self._moved.wait())
+                await asyncio.wait({task, moved}, return_when=asyncio.FIRST_COMPLETED)
+                moved.cancel()
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _talk(self, stub: directory_pb2_grpc.DirectoryServiceAsyncStub, backoff: Backoff) -> None:
         self._outbox = Outbox(COMMANDS_MAX)
