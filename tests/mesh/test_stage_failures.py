@@ -182,6 +182,7 @@ async def test_a_frozen_stage_is_not_ready_and_recovers(fragile: LocalCluster, c
         began = time.monotonic()
         await eventually(client.readiness, lambda found: found == NOT_SERVING, 8.0)
         assert time.monotonic() - began < 6.0
+        assert (await client.status()).state != "serving", "people are told what the health service is told"
     await streams.answers()
     await client.ready(10.0)
     after = await client.quiet(5.0)

@@ -47,8 +47,11 @@ class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
         leadership = self._leadership
         if leadership.misfit:
             return f"stages do not fit: {leadership.misfit}"
+        engine = leadership.engine
+        if engine is None:
+            return "waiting for all stages"
         if not leadership.leading or leadership.pipeline is None:
-            return "waiting for all stages" if leadership.engine is None else "standby"
+            return "etcd is away; this router does not lead" if leadership.etcd_away else "standby"
         keeper = leadership.pipeline.keeper
         if keeper.phase.value != "serving":
             missing = ", ".join(str(s) for s in keeper.missing)
@@ -57,6 +60,8 @@ class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
             return "degraded: etcd is away; what runs goes on, new requests wait"
         if leadership.directory.reason:
             return f"degraded: directory: {leadership.directory.reason}"
+        if engine.stalled_s > leadership.config.readiness_stall_s:
+            return f"stalled: no wave was done for {engine.stalled_s:.0f} s"
         return "serving"
 
     async def GetTimeline(  # noqa: N802 - the generated name

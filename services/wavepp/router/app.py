@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -109,11 +108,10 @@ async def watch_progress(
         engine, pipeline = leadership.engine, leadership.pipeline
         ready = engine is not None and pipeline is not None and pipeline.keeper.phase.value == "serving"
         if engine is not None and pipeline is not None and ready:
-            stalled_s = time.monotonic() - engine.last_progress
+            stalled_s = engine.stalled_s
             if engine.dispatcher.waves_in_flight and stalled_s > config.wave_timeout_s:
                 pipeline.stalled(f"no wave was done for {stalled_s:.0f} s")
-            if not engine.dispatcher.idle and stalled_s > config.readiness_stall_s:
-                ready = False
+            ready = stalled_s <= config.readiness_stall_s
         if ready != serving:
             serving = ready
             _log.info("readiness: %s (%s)", "serving" if ready else "not serving", admin.state())

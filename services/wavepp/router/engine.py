@@ -74,6 +74,11 @@ class Engine:
         """Clients that wait."""
         return len(self._calls)
 
+    @property
+    def stalled_s(self) -> float:
+        """How long there has been work without a wave done, in seconds."""
+        return 0.0 if self.dispatcher.idle else time.monotonic() - self.last_progress
+
     def wall_ns(self, monotonic_ms: float) -> int:
         """Wall clock, in nanoseconds, of a time on the dispatcher's clock."""
         return self._started_ns + int(monotonic_ms * 1e6)
