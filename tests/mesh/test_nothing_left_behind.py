@@ -115,3 +115,36 @@ async def test_a_client_that_loses_its_connection_leaves_nothing_behind(mesh: Lo
         assert (await call.read()).token.index == 0
     await channel.close()
     await client.quiet()
+
+
+async def test_prompts_that_end_at_a_block_leave_at_least_one_token_to_compute(client: MeshClient) -> None:
+    prompt = random_tokens(random.Random(6), 4 * BLOCK)
+    for length in (BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1, 1):
+        for max_tokens in (1, 2):
+            for _ in range(2):
+                response = await client.answer(prompt[:length], max_tokens, cache_salt="edges")
+                assert response.computed_tokens >= 1
+            assert response.cached_tokens == (length - 1) // BLOCK * BLOCK
+    await client.quiet()
+
+
+async def test_what_was_generated_is_reused_by_the_next_turn(client: MeshClient) -> None:
+    prompt = random_tokens(random.Random(7), BLOCK + 10)
+    first = await client.answer(prompt, 2 * BLOCK, cache_salt="turns")
+    turn = (*prompt, *first.token_ids, *range(20))
+    second = await client.answer(turn, 2, cache_salt="turns")
+    # All but the last token of the answer have a cache entry: 74 + 127 tokens, 3 full blocks.
+    assert second.cached_tokens == 3 * BLOCK
+
+
+async def test_a_storm_of_cancels_leaves_nothing_behind(client: MeshClient) -> None:
+    rng = random.Random(8)
+    calls = []
+    for _ in range(200):
+        call = client.prefill(random_tokens(rng, rng.randrange(1, 3000)), max_tokens=rng.choice((1, 50)))
+        asyncio.get_running_loop().call_later(rng.random() * 0.3, call.cancel)
+        calls.append(call)
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    assert sum(isinstance(e, asyncio.CancelledError) for e in ended) > 20
+    await client.quiet()
+    await client.answer(random_tokens(rng, 100))
