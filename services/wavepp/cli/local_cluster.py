@@ -14,14 +14,17 @@ from typing import Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from wavepp.cli.processes import ManagedProcess, ProcessDiedError
+from wavepp.cli.leftovers import forget_processes, note_processes
+from wavepp.cli.processes import ManagedProcess, ProcessDiedError, too_often
 from wavepp.core.errors import WaveppError
 from wavepp.infra.etcd_server import EtcdServer
+from wavepp.infra.rpc import CHANNEL_OPTIONS
 
 _log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.05
 PROBE_TIMEOUT_S: Final = 1.0
+SUPERVISE_PERIOD_S: Final = 0.5
 
 
 class NotReadyError(WaveppError):
@@ -57,6 +60,7 @@ class LocalCluster:
         self.stages: list[ManagedProcess] = []
         self.directory: ManagedProcess | None = None
         self.router: ManagedProcess | None = None
+        self._etcd_started: list[float] = []
 
     def __enter__(self) -> LocalCluster:
         try:
@@ -84,6 +88,14 @@ class LocalCluster:
         """All but etcd, in the order in which they start."""
         return [p for p in (self.directory, self.router, *self.stages) if p is not None]
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of what runs, etcd included, by name."""
+        found = {p.name: p.child.pid for p in self.processes if p.child is not None and p.running}
+        if self.etcd is not None and self.etcd.exit_code() is None:
+            found["etcd"] = self.etcd.pid
+        return found
+
     # ---- start ----
 
     def start(self) -> None:
@@ -94,8 +106,12 @@ class LocalCluster:
             # The data of an earlier run says nothing about this one: no process of it lives.
             data_dir = spec.run_dir / "etcd"
             shutil.rmtree(data_dir, ignore_errors=True)
-            self.etcd = EtcdServer(data_dir, spec.run_dir / "etcd.log")
+            log_file = spec.run_dir / "etcd.log"
+            log_file.unlink(missing_ok=True)
+            self.etcd = EtcdServer(data_dir, log_file)
             self.etcd.start()
+            self._etcd_started.append(time.monotonic())
+            note_processes(spec.run_dir, self.pids)
         common = ("--etcd-endpoints", self.etcd_endpoints, *spec.common_arguments)
         self.directory = self._spawn("directory", "wavepp.directory", (*common, *spec.directory_arguments))
         router = [*common, "--bind-port", str(self.router_port)]
@@ -110,6 +126,7 @@ class LocalCluster:
                 *spec.per_stage.get(index, ()),
             )
             self.stages.append(self._spawn(f"stage-{index}", "wavepp.stage", arguments))
+        note_processes(spec.run_dir, self.pids)
 
     def _spawn(self, name: str, module: str, arguments: tuple[str, ...]) -> ManagedProcess:
         log_file = self.spec.run_dir / f"{name}.log"
@@ -126,7 +143,7 @@ class LocalCluster:
         `on_wait` is called between looks (to draw, say).
         """
         deadline = time.monotonic() + timeout_s
-        with grpc.insecure_channel(self.address) as channel:
+        with grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() < deadline:
                 for process in self.processes:
@@ -146,17 +163,33 @@ class LocalCluster:
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
-    def supervise(self, stopped: Callable[[float], bool]) -> None:
+    def supervise(self, stopped: Callable[[float], bool], on_restart: Callable[[str], None] | None = None) -> None:
         """Start again what dies, until `stopped(seconds)` (which waits so long) says so.
 
-        Raises ProcessDiedError when etcd died, or when a process dies too often.
+        `on_restart` is told what died. Raises ProcessDiedError when something dies too often, and StartupError when
+        etcd does not come back.
         """
-        while not stopped(0.5):
+        tell = on_restart or (lambda _name: None)
+        while not stopped(SUPERVISE_PERIOD_S):
             if self.etcd is not None and self.etcd.exit_code() is not None:
-                raise ProcessDiedError(f"etcd ended with exit code {self.etcd.exit_code()}")
+                tell("etcd")
+                self._restart_etcd(self.etcd)
             for process in self.processes:
-                if not process.running:
+                if not process.running and not stopped(0):
+                    tell(process.name)
                     process.restart()
+                    note_processes(self.spec.run_dir, self.pids)
+
+    def _restart_etcd(self, etcd: EtcdServer) -> None:
+        """With the same ports and the same data: the other processes find everything as it was."""
+        code = etcd.exit_code()
+        if too_often(self._etcd_started):
+            raise ProcessDiedError(f"etcd ended with exit code {code} (log: {self.spec.run_dir / 'etcd.log'})")
+        _log.warning("etcd died, starting it again")
+        etcd.stop()
+        etcd.start()
+        self._etcd_started.append(time.monotonic())
+        note_processes(self.spec.run_dir, self.pids)
 
     # ---- stop ----
 
@@ -172,6 +205,13 @@ class LocalCluster:
         if self.etcd is not None:
             self.etcd.stop()
             self.etcd = None
+        if not self.pids:
+            forget_processes(self.spec.run_dir)
+
+    def kill(self) -> None:
+        """End everything at once: for a user who does not want to wait for `stop`, which must still be called."""
+        for process in self.processes:
+            process.signal(signal.SIGKILL)
 
 
 def free_port() -> int:

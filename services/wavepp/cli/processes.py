@@ -22,6 +22,12 @@ STOP_TIMEOUT_S: Final = 35.0
 RESTARTS_MAX: Final = 5
 RESTARTS_WINDOW_S: Final = 60.0
 LAST_LINES: Final = 5
+LOG_TAIL_BYTES: Final = 16_384
+
+
+def too_often(started: list[float]) -> bool:
+    """Whether something that was started at these times (monotonic seconds) dies too often to try again."""
+    return sum(time.monotonic() - t < RESTARTS_WINDOW_S for t in started) > RESTARTS_MAX
 
 
 class ProcessDiedError(WaveppError):
@@ -67,18 +73,21 @@ class ManagedProcess:
 
     def restart(self) -> None:
         """Start it again after it died; raises ProcessDiedError when it dies too often."""
-        recent = [t for t in self.started if time.monotonic() - t < RESTARTS_WINDOW_S]
-        if len(recent) > RESTARTS_MAX:
+        if too_often(self.started):
             self.check()
         _log.warning("%s died, starting it again", self.name)
         self.start()
 
     def last_words(self) -> str:
-        """The last lines of its log."""
+        """The line with which it refused to start, if it did that; else the last lines of its log."""
         try:
-            lines = self.log_file.read_text(errors="replace").strip().splitlines()
+            with self.log_file.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+                lines = log.read().decode("utf-8", "replace").strip().splitlines()
         except OSError:
             return "no log"
+        if lines and lines[-1].startswith(f"{self.module}: "):
+            return lines[-1].removeprefix(f"{self.module}: ")
         return " | ".join(lines[-LAST_LINES:]) or "it said nothing"
 
     def signal(self, number: signal.Signals) -> None:

@@ -1,0 +1,28 @@
+"""The `wavepp` command: its parts, put together."""
+
+from __future__ import annotations
+
+import logging
+
+import typer
+from wavepp.cli import demo, model, prefill, status, trace, up
+
+# Rich's tracebacks would print the values of local variables: prompts and salts among them.
+app = typer.Typer(
+    name="wavepp",
+    help="Pipeline-parallel LLM prefill with prefix reuse, on this machine or against a running mesh.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("up")(up.up)
+app.command("prefill")(prefill.prefill)
+app.command("status")(status.status)
+app.command("trace")(trace.trace)
+app.add_typer(model.app, name="model")
+app.command("demo")(demo.demo)
+
+
+def run() -> None:
+    """The console script."""
+    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+    app()

@@ -1,0 +1,88 @@
+"""The status of a mesh, for people."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from wavepp.v1 import prefill_pb2
+
+
+def status_view(status: prefill_pb2.GetStatusResponse) -> Group:
+    """Router, directory, and tables of the stages and of their pools."""
+    router, directory = status.router, status.directory
+    return Group(
+        Text(
+            f"pipeline {status.pipeline} of cluster {status.cluster}: {status.state} "
+            f"(pipeline epoch {status.pipeline_epoch}, directory epoch {status.directory_epoch})"
+        ),
+        Text(
+            f"router     {router.address}: {router.queued} queued, {router.admitting} in admission, {router.running} "
+            f"running, {router.waves_in_flight} waves in flight; {router.requests_done} requests and "
+            f"{router.waves_done} waves done, {router.requests_failed} failed; policy {router.policy}"
+        ),
+        Text(directory_line(directory)),
+        stages_table(status),
+        pools_table(status),
+    )
+
+
+def directory_line(directory: prefill_pb2.DirectoryStatus) -> str:
+    """The cache directory: grants, hints, rounds."""
+    address = directory.address or "no leader"
+    if not directory.reachable:
+        return f"directory  {address}: does not answer"
+    behind = [str(stage) for stage, in_sync in enumerate(directory.stage_in_sync) if not in_sync]
+    hints = f"{directory.hint_keys} hint keys" + (f" (not in sync: stage {', '.join(behind)})" if behind else "")
+    return (
+        f"directory  {address}: {directory.grants} grants ({directory.etcd_grant_records} records in etcd), {hints}; "
+        f"{directory.rounds_in_flight} rounds in flight, {directory.rounds_done} done"
+    )
+
+
+def stages_table(status: prefill_pb2.GetStatusResponse) -> Table:
+    """A row per stage."""
+    table = Table()
+    for heading, numeric in (
+        ("stage", True),
+        ("layers", False),
+        ("pid", True),
+        ("address", False),
+        ("incarnation", False),
+        ("link", False),
+        ("memory", True),
+        ("leases", True),
+        ("waves queued", True),
+        ("waves done", True),
+    ):
+        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+    for stage in status.stages:
+        layers = f"[{stage.first_layer}, {stage.last_layer})" + (" emulated" if stage.emulated else "")
+        if not stage.reachable:
+            table.add_row(str(stage.stage), layers, "", stage.address, stage.incarnation, "does not answer")
+            continue
+        table.add_row(
+            str(stage.stage),
+            layers,
+            str(stage.pid),
+            stage.address,
+            stage.incarnation,
+            stage.link,
+            f"{stage.rss_bytes / 1e6:,.0f} MB",
+            f"{stage.leases:,}",
+            f"{stage.waves_queued:,}",
+            f"{stage.waves_done:,}",
+        )
+    return table
+
+
+def pools_table(status: prefill_pb2.GetStatusResponse) -> Table:
+    """A row per stage and pool, counts in blocks or slots."""
+    table = Table()
+    for heading in ("stage", "pool", "size", "free", "cached", "pinned", "owned", "reserved"):
+        table.add_column(heading, justify="left" if heading == "pool" else "right", overflow="fold")
+    for stage in status.stages:
+        for pool in stage.pools:
+            counts = (pool.capacity, pool.free, pool.cached, pool.pinned, pool.owned, pool.reserved)
+            table.add_row(str(stage.stage), pool.pool, *(f"{count:,}" for count in counts))
+    return table
