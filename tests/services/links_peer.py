@@ -21,7 +21,8 @@ def die(_header: bytes, _nbytes: int) -> bytearray:
 
 
 async def flood(link: Link) -> None:
-    """Send 64 MiB frames for ever."""
+    """Once told to, send 64 MiB frames for ever."""
+    await link.recv()
     payload = bytes(64 * MIB)
     while True:
         await link.send(b"flood", [payload])

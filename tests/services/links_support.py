@@ -19,6 +19,8 @@ from wavepp.stage.links.session import LinkSession
 
 KINDS: tuple[TransportKind, ...] = ("socket", "ucx")
 MIB = 1024 * 1024
+TEST_S = 40.0
+"""Ends a test that waits for ever; pytest's own limit cannot interrupt uvloop."""
 SCHEME = {"socket": "tcp", "ucx": "ucx"}
 PEER_PROGRAM = Path(__file__).with_name("links_peer.py")
 
@@ -57,7 +59,8 @@ async def listening(
     transport = make_transport(kind, link_options)
     try:
         listener = transport.listen(check or expecting(HELLO.mirrored()))
-        yield listener, await listener.start()
+        async with asyncio.timeout(TEST_S):
+            yield listener, await listener.start()
     finally:
         await transport.close()
 
@@ -82,7 +85,8 @@ async def connected(
         ends = await asyncio.gather(left_transport.connect(address, HELLO, 5.0), listener.accept())
         assert isinstance(ends[0], LinkSession)
         assert isinstance(ends[1], LinkSession)
-        yield Pair(ends[0], ends[1], left_transport, right_transport, listener, address)
+        async with asyncio.timeout(TEST_S):
+            yield Pair(ends[0], ends[1], left_transport, right_transport, listener, address)
     finally:
         await left_transport.close()
         await right_transport.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -113,6 +114,25 @@ async def test_many_small_frames_both_ways(kind: TransportKind) -> None:
                 frame = await link.recv()
                 assert frame.header == number.to_bytes(4, "little")
                 assert bytes(frame.payload) == b"x" * (number % 300)
+
+        await asyncio.gather(send(pair.left), take(pair.right), send(pair.right), take(pair.left))
+
+
+async def test_large_frames_both_ways(kind: TransportKind) -> None:
+    # Credits and heartbeats are due while a frame is half out; they must not end up inside it.
+    brisk = options(heartbeat_s=0.001, silence_s=5.0)
+    payload = pattern(16 * MIB, 1)
+    async with connected(kind, left=brisk, right=brisk) as pair:
+
+        async def send(link: LinkSession) -> None:
+            for number in range(6):
+                await link.send(b"%d" % number, [payload])
+
+        async def take(link: LinkSession) -> None:
+            for number in range(6):
+                frame = await link.recv()
+                assert frame.header == b"%d" % number
+                assert frame.payload == payload
 
         await asyncio.gather(send(pair.left), take(pair.right), send(pair.right), take(pair.left))
 
@@ -422,6 +442,20 @@ async def test_closing_the_transport_ends_its_links(kind: TransportKind) -> None
         assert (await lost(pair.right)).reason is LossReason.RESET
         with pytest.raises(LinkConnectError, match="closed"):
             await pair.left_transport.connect(pair.address, HELLO, 1.0)
+
+
+async def test_lost_links_leave_no_descriptors_behind(kind: TransportKind) -> None:
+    async with connected(kind) as pair:
+        left, right = pair.left, pair.right
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(20):
+            (left if number % 2 else right).abort("test")
+            await left.torn_down()
+            await right.torn_down()
+            left, right = await asyncio.gather(  # type: ignore[assignment]
+                pair.left_transport.connect(pair.address, HELLO, 5.0), pair.listener.accept()
+            )
+        assert len(os.listdir("/proc/self/fd")) <= before
 
 
 # --- the handshake -----------------------------------------------------------------------------------------

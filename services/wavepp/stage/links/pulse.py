@@ -1,13 +1,13 @@
-"""When to send a heartbeat, and when to give a silent peer up: one timer of the event loop."""
+"""When to send a heartbeat, and when to give a silent peer up: one timer of the event loop.
+
+The loops that we run on serve sockets before timers, so bytes that waited while the loop was stalled are heard
+before the silence is judged.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
-
-_SUSPICION_S: Final = 0.05
-"""After the silence the peer is looked for once more: bytes may have waited while this loop was stalled."""
 
 
 class Pulse:
@@ -24,7 +24,6 @@ class Pulse:
         self._silent = silent
         self._loop = asyncio.get_running_loop()
         self._spoke_at = self._heard_at = self._loop.time()
-        self._suspected = False
         self._timer: asyncio.TimerHandle | None = None
 
     def spoke(self) -> None:
@@ -32,13 +31,10 @@ class Pulse:
 
     def heard(self) -> None:
         self._heard_at = self._loop.time()
-        self._suspected = False
 
     def start(self) -> None:
         """Watch from now on."""
         due = min(self._spoke_at + self._heartbeat_s, self._heard_at + self._silence_s)
-        if self._suspected:
-            due = self._loop.time() + _SUSPICION_S
         self._timer = self._loop.call_at(due, self._on_timer)
 
     def stop(self) -> None:
@@ -50,11 +46,9 @@ class Pulse:
     def _on_timer(self) -> None:
         now = self._loop.time()
         if now >= self._heard_at + self._silence_s:
-            if self._suspected:
-                self._timer = None
-                self._silent(now - self._heard_at)
-                return
-            self._suspected = True
+            self._timer = None
+            self._silent(now - self._heard_at)
+            return
         if now >= self._spoke_at + self._heartbeat_s:
             self._beat()
         if self._timer is not None:  # `beat` may have found out that the link is lost

@@ -185,13 +185,21 @@ class UcxDriver:
             self._loop.call_soon(self._turn)
 
     def close(self) -> None:
-        """Stop. Close all endpoints before, and drop listeners."""
-        if not self._closed:
-            self._closed = True
-            self._loop.remove_reader(self._descriptor)
-            self._posted.clear()
-            self._finished.clear()
-            self._deferred.clear()
+        """Stop, and let go of the worker. Close all endpoints before, and drop listeners. Idempotent.
+
+        The worker must not be left to the garbage collector: that may run in a child process between fork and
+        exec, and there the destructor would take this process's descriptors out of the epoll set that both
+        share. (When an endpoint was closed under a pending receive, ucxx never destroys the worker at all:
+        one worker's descriptors stay until the process ends. Endpoints do not leak theirs.)
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._descriptor)
+        self._posted.clear()
+        self._finished.clear()
+        self._deferred.clear()
+        self._worker = self._context = None
 
     def _turn(self) -> None:
         self._kicked = False

@@ -215,7 +215,9 @@ class UcxWire:
         return True
 
     def _fail(self, error: Exception) -> None:
-        self._session.lose(LossReason.RESET, f"UCX: {error}")
+        # When the endpoint is dead, what it says tells more than a request that was cut short by that.
+        told = str(error) if self._dead or self._endpoint.alive else self._driver.error_of(self._endpoint)
+        self._session.lose(LossReason.RESET, f"UCX: {told}")
 
     def _on_close(self) -> None:
         if not self._dead:
