@@ -132,7 +132,7 @@ async def all_under_way(client: MeshClient, count: int) -> prefill_pb2.GetStatus
     )
 
 
-@pytest.mark.parametrize("victim", range(STAGES))
+@pytest.mark.parametrize("victim", [0, 2, STAGES - 1])
 async def test_a_stage_killed_with_six_waves_in_flight(fragile: LocalCluster, client: MeshClient, victim: int) -> None:
     streams = Streams(client, fresh_prompts(victim))
     before = await all_under_way(client, REQUESTS)
