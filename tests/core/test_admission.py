@@ -504,3 +504,28 @@ def test_a_new_directory_keeps_what_the_router_runs_and_deletes_the_rest_of_the_
     out = admission.handle(am.RouterConnected(EPOCH, frozenset((g(3),))))
     assert {r.name for r in only(am.SetRecord, out)} == {"old", "older"}
     assert admission.known_to(S0) == {g(3)}
+
+
+# ---- a fixed chunk grid ----
+
+
+def test_endpoints_are_multiples_of_what_the_router_aligns_to() -> None:
+    directory = Directory(held=4)
+    directory.tell(am.RouterConnected(EPOCH, frozenset(), alignment_tokens=2 * B))
+    wanted = [grant.endpoint_tokens for send in only(am.SendPrepare, directory.admit(g(1))) for grant in send.grants]
+    assert wanted == [4 * B, 4 * B]
+    directory.written()
+    directory.answer(S0, (g(1), Prepared(4 * B, ())))
+    out = directory.answer(S1, (g(1), Prepared(3 * B, ())))
+    assert only(am.SendLower, out) == [
+        am.SendLower(S0, RoundId(1), ((g(1), 2 * B),)),
+        am.SendLower(S1, RoundId(1), ((g(1), 2 * B),)),
+    ], "three blocks are held by both, but the grid has a line only after the second"
+
+
+def test_a_router_without_a_grid_gets_every_endpoint_again() -> None:
+    directory = Directory(held=3)
+    directory.tell(am.RouterConnected(EPOCH, frozenset(), alignment_tokens=2 * B))
+    directory.tell(am.RouterConnected(EPOCH, frozenset()))
+    (first, _) = only(am.SendPrepare, directory.admit(g(1)))
+    assert first.grants[0].endpoint_tokens == 3 * B

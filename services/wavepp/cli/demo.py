@@ -26,10 +26,10 @@ CONCURRENCY: Final = 2
 
 SAME_PROMPTS: Final = 3
 SAME_GRID_TOKENS: Final = 256
-"""M of the comparison, and its block size too: so every reuse endpoint lies on the chunk grid. Chunks behind it, and
-those that filled the cache before it, are then cut as without reuse, and the same bits are the only right result."""
+"""M of the comparison. On a fixed grid reuse endpoints are multiples of it: chunks behind the endpoint, and those that
+filled the cache before it, are then cut as without reuse, and the same bits are the only right result."""
 
-SAME_BLOCKS: Final = 64
+SAME_BLOCKS: Final = 256
 """Room for all its prompts, uncached ones included."""
 
 READY_TIMEOUT_S: Final = 300.0
@@ -74,7 +74,6 @@ def run_demo(model: str, models_dir: Path, demo_dir: Path) -> list[str]:
         dtype="fp32",
         chunk_grid="fixed",
         wave_tokens_max=SAME_GRID_TOKENS,
-        block_tokens=SAME_GRID_TOKENS,
         blocks=SAME_BLOCKS,
     )
     with mesh(comparison) as client:

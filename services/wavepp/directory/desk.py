@@ -6,9 +6,11 @@ Everything runs on the event loop; nothing awaits between an event and its instr
 from __future__ import annotations
 
 import logging
+import math
 
 from wavepp.core import admission_messages as am
 from wavepp.core.admission import Admission
+from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, StageIndex
 from wavepp.directory import convert
 from wavepp.directory.config import DirectoryConfig
@@ -39,13 +41,14 @@ class Desk:
     ) -> None:
         ordered = [registrations[i] for i in range(len(registrations))]
         self.block_tokens = ordered[0].block_tokens
+        self.alignment_tokens = math.lcm(*(r.alignment_tokens for r in ordered))
         self.router: Outbox[directory_pb2.AdmissionEvent] = Outbox()
         self.router.close()
         self.admission = Admission(
             directory_epoch=directory_epoch,
             recurrent=tuple(r.recurrent for r in ordered),
             block_tokens=self.block_tokens,
-            alignment_tokens=max(r.alignment_tokens for r in ordered),
+            alignment_tokens=self.alignment_tokens,
         )
         self._config = config
         self._directory_epoch = directory_epoch
@@ -72,11 +75,16 @@ class Desk:
         ledger: LedgerWriter,
         epoch: PipelineEpoch,
         live: frozenset[GrantId],
+        alignment_tokens: int,
     ) -> None:
-        """A router leads this pipeline and runs these grants."""
+        """A router leads this pipeline and runs these grants. Raises PeerProtocolError for a wrong alignment."""
+        if alignment_tokens % self.alignment_tokens:
+            raise PeerProtocolError(
+                f"the router aligns endpoints to {alignment_tokens} tokens, the stages to {self.alignment_tokens}"
+            )
         self.router.close()
         self.router, self._ledger, self._told_ready = router, ledger, None
-        self.apply(am.RouterConnected(epoch, live))
+        self.apply(am.RouterConnected(epoch, live, alignment_tokens))
         self.stages_changed(self._registrations)
         self.tell_health()
 

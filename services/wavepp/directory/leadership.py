@@ -163,7 +163,7 @@ class Leadership:
             directory_pb2.AdmissionEvent(hello=directory_pb2.AdmissionHelloAck(directory_epoch=fence.create_revision))
         )
         live = frozenset(GrantId(g) for g in hello.live_grants)
-        desk.router_connected(outbox, self._ledger, PipelineEpoch(hello.pipeline_epoch), live)
+        desk.router_connected(outbox, self._ledger, PipelineEpoch(hello.pipeline_epoch), live, hello.alignment_tokens)
         return desk
 
     @property

@@ -157,8 +157,9 @@ class Intake:
         largest = int(ids.max())
         if largest >= self.model.vocab_size:
             at = int(np.argmax(ids >= self.model.vocab_size))
+            wrapped = " (a negative id wraps to such a number)" if ids[at] >= 1 << 31 else ""
             raise InvalidInputError(
-                f"token {at} has id {int(ids[at])}; ids must be 0 to {self.model.vocab_size - 1} (negative ones wrap)"
+                f"token {at} has id {int(ids[at])}; ids must be 0 to {self.model.vocab_size - 1}{wrapped}"
             )
         return ids.astype("<u4", copy=False).tobytes()
 

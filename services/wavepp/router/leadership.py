@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 
 from wavepp.core import dispatch_messages as dm
 from wavepp.core.dispatch import Dispatcher, DispatchLimits
@@ -112,7 +113,7 @@ class Leadership:
                 wave_tokens_max=first.wave_tokens_max,
                 wave_tokens_min=config.wave_tokens_min or max(1, first.wave_tokens_max // 2),
                 block_tokens=first.block_tokens,
-                alignment_tokens=max(s.alignment_tokens for s in stages),
+                alignment_tokens=math.lcm(*(s.alignment_tokens for s in stages)),
                 wave_requests_max=config.wave_requests_max,
                 fixed_grid=config.chunk_grid == "fixed",
             ),
@@ -213,6 +214,7 @@ class Leadership:
             router_etcd_lease=self._session.lease,
             pipeline_epoch=dispatcher.epoch,
             live_grants=dispatcher.live_grants(),
+            alignment_tokens=self.intake.model.alignment_tokens if self.intake else 0,
         )
 
 
@@ -232,11 +234,21 @@ def served_model(config: RouterConfig, stages: list[StageRegistration]) -> Serve
         prompt_tokens_max=prompt_tokens_max,
         output_tokens_max=config.output_tokens_max,
         block_tokens=first.block_tokens,
-        alignment_tokens=max(s.alignment_tokens for s in stages),
+        alignment_tokens=endpoint_alignment(config, stages),
         eos_token_ids=frozenset(first.eos_token_ids),
         kv_blocks_min=tightest.kv_blocks,
         kv_blocks_min_stage=tightest.stage,
     )
+
+
+def endpoint_alignment(config: RouterConfig, stages: list[StageRegistration]) -> int:
+    """Endpoints are multiples of it: of what every stage needs, and of M on a fixed chunk grid.
+
+    A chunk that begins at an endpoint off the grid would be another one than an uncached run computes, and with other
+    shapes come other bits.
+    """
+    own = math.lcm(*(s.alignment_tokens for s in stages))
+    return math.lcm(own, stages[0].wave_tokens_max) if config.chunk_grid == "fixed" else own
 
 
 def _policy(config: RouterConfig, stages: list[StageRegistration]) -> WavePolicy:

@@ -109,7 +109,7 @@ class Admission:
         self._stages = tuple(StageIndex(i) for i in range(len(recurrent)))
         self._recurrent = recurrent
         self._block_tokens = block_tokens
-        self._alignment_tokens = alignment_tokens
+        self._stage_alignment_tokens = self._alignment_tokens = alignment_tokens
         self.hints = HintIndex(len(recurrent), sum(1 << i for i, r in enumerate(recurrent) if r))
         self._sync = HintSync(self.hints, len(recurrent))
         self._ledger = Ledger(directory_epoch)
@@ -441,6 +441,7 @@ class Admission:
         out.extend(self._ledger.fence(epoch))
 
     def _router_connected(self, event: RouterConnected, out: list[Instruction]) -> None:
+        self._alignment_tokens = event.alignment_tokens or self._stage_alignment_tokens
         self._move_epoch(event.epoch, out)
         # Attempts that the router waited for on an earlier stream are void for it: it asks again under new ids.
         for current in list(self._rounds.values()):

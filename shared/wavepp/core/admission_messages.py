@@ -25,10 +25,14 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class RouterConnected:
-    """A router leads; it still runs these grants, and no other."""
+    """A router leads; it still runs these grants, and no other.
+
+    `alignment_tokens`: endpoints must be multiples of it; itself a multiple of the stages' own, which 0 stands for.
+    """
 
     epoch: PipelineEpoch
     live: frozenset[GrantId]
+    alignment_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

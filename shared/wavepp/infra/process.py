@@ -31,8 +31,8 @@ def run_process(main: Main, *, name: str, stop_grace_s: float = STOP_GRACE_S) ->
 
     SIGTERM or SIGINT sets `stop`; `main` then has `stop_grace_s` to return before it is cancelled, and 5 s more before
     the process is ended with a dump of its threads. A second signal cancels at once. StartupError gives one line on
-    stderr and code 1, any other error (also one of ours in a callback of the loop) a log entry and code 1. SIGUSR1 dumps
-    the stacks of all threads to stderr.
+    stderr and code 1, any other error (also one of ours in a callback of the loop) a log entry and code 1. SIGUSR1
+    dumps the stacks of all threads to stderr.
     """
     faulthandler.register(signal.SIGUSR1, file=_stderr(), all_threads=True)
     try:

@@ -26,7 +26,7 @@ from wavepp.v1 import prefill_pb2 as wavepp_dot_v1_dot_prefill__pb2
 from wavepp.v1 import types_pb2 as wavepp_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19wavepp/v1/directory.proto\x12\twavepp.v1\x1a\x17wavepp/v1/prefill.proto\x1a\x15wavepp/v1/types.proto\"\x1b\n\x19GetDirectoryStatusRequest\"\x93\x02\n\x10\x41\x64missionCommand\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.wavepp.v1.AdmissionHelloH\x00\x12!\n\x05\x61\x64mit\x18\x02 \x01(\x0b\x32\x10.wavepp.v1.AdmitH\x00\x12+\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x19.wavepp.v1.CancelAttemptsH\x00\x12\'\n\x08\x63omputed\x18\x04 \x01(\x0b\x32\x13.wavepp.v1.ComputedH\x00\x12\'\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x16.wavepp.v1.GrantsEndedH\x00\x12&\n\x05\x65poch\x18\x06 \x01(\x0b\x32\x15.wavepp.v1.EpochMovedH\x00\x42\t\n\x07\x63ommand\"\x91\x01\n\x0e\x41\x64missionHello\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x10\n\x08pipeline\x18\x02 \x01(\t\x12\x14\n\x0crouter_token\x18\x03 \x01(\x04\x12\x19\n\x11router_etcd_lease\x18\x04 \x01(\x03\x12\x16\n\x0epipeline_epoch\x18\x05 \x01(\x04\x12\x13\n\x0blive_grants\x18\x06 \x03(\x04\"Y\n\x05\x41\x64mit\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12\x16\n\x0epipeline_epoch\x18\x02 \x01(\x04\x12)\n\x08\x61ttempts\x18\x03 \x03(\x0b\x32\x17.wavepp.v1.AdmitAttempt\"\x82\x01\n\x0c\x41\x64mitAttempt\x12\r\n\x05grant\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\r\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12(\n\x07\x63ontext\x18\x05 \x01(\x0b\x32\x17.wavepp.v1.GrantContext\" \n\x0e\x43\x61ncelAttempts\x12\x0e\n\x06grants\x18\x01 \x03(\x04\"\x1a\n\x08\x43omputed\x12\x0e\n\x06grants\x18\x01 \x03(\x04\"\x1d\n\x0bGrantsEnded\x12\x0e\n\x06grants\x18\x01 \x03(\x04\"$\n\nEpochMoved\x12\x16\n\x0epipeline_epoch\x18\x01 \x01(\x04\"\xa1\x01\n\x0e\x41\x64missionEvent\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.wavepp.v1.AdmissionHelloAckH\x00\x12)\n\tdecisions\x18\x02 \x01(\x0b\x32\x14.wavepp.v1.DecisionsH\x00\x12,\n\x06health\x18\x03 \x01(\x0b\x32\x1a.wavepp.v1.DirectoryHealthH\x00\x42\x07\n\x05\x65vent\",\n\x11\x41\x64missionHelloAck\x12\x17\n\x0f\x64irectory_epoch\x18\x01 \x01(\x04\"T\n\tDecisions\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12&\n\tdecisions\x18\x02 \x03(\x0b\x32\x13.wavepp.v1.Decision\x12\x10\n\x08\x61nswered\x18\x03 \x01(\x08\"\xb1\x01\n\x08\x44\x65\x63ision\x12\r\n\x05grant\x18\x01 \x01(\x04\x12%\n\x07granted\x18\x02 \x01(\x0b\x32\x12.wavepp.v1.GrantedH\x00\x12\x1f\n\x04wait\x18\x03 \x01(\x0b\x32\x0f.wavepp.v1.WaitH\x00\x12!\n\x05never\x18\x04 \x01(\x0b\x32\x10.wavepp.v1.NeverH\x00\x12\x1f\n\x04void\x18\x05 \x01(\x0b\x32\x0f.wavepp.v1.VoidH\x00\x42\n\n\x08\x64\x65\x63ision\"N\n\x07Granted\x12\x17\n\x0f\x65ndpoint_tokens\x18\x01 \x01(\r\x12*\n\x05reuse\x18\x02 \x01(\x0b\x32\x1b.wavepp.v1.ReuseExplanation\"a\n\x04Wait\x12\x12\n\x05stage\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x18\n\x10\x61vailable_needed\x18\x03 \x01(\x03\x12\x13\n\x0broom_number\x18\x04 \x01(\x04\x42\x08\n\x06_stage\"F\n\x05Never\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x0e\n\x06needed\x18\x03 \x01(\x03\x12\x10\n\x08\x63\x61pacity\x18\x04 \x01(\x03\"\x16\n\x04Void\x12\x0e\n\x06reason\x18\x01 \x01(\t\"0\n\x0f\x44irectoryHealth\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xb3\x01\n\x10\x44irectoryService\x12G\n\tAdmission\x12\x1b.wavepp.v1.AdmissionCommand\x1a\x19.wavepp.v1.AdmissionEvent(\x01\x30\x01\x12V\n\x12GetDirectoryStatus\x12$.wavepp.v1.GetDirectoryStatusRequest\x1a\x1a.wavepp.v1.DirectoryStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19wavepp/v1/directory.proto\x12\twavepp.v1\x1a\x17wavepp/v1/prefill.proto\x1a\x15wavepp/v1/types.proto\"\x1b\n\x19GetDirectoryStatusRequest\"\x93\x02\n\x10\x41\x64missionCommand\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.wavepp.v1.AdmissionHelloH\x00\x12!\n\x05\x61\x64mit\x18\x02 \x01(\x0b\x32\x10.wavepp.v1.AdmitH\x00\x12+\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x19.wavepp.v1.CancelAttemptsH\x00\x12\'\n\x08\x63omputed\x18\x04 \x01(\x0b\x32\x13.wavepp.v1.ComputedH\x00\x12\'\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x16.wavepp.v1.GrantsEndedH\x00\x12&\n\x05\x65poch\x18\x06 \x01(\x0b\x32\x15.wavepp.v1.EpochMovedH\x00\x42\t\n\x07\x63ommand\"\xab\x01\n\x0e\x41\x64missionHello\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x10\n\x08pipeline\x18\x02 \x01(\t\x12\x14\n\x0crouter_token\x18\x03 \x01(\x04\x12\x19\n\x11router_etcd_lease\x18\x04 \x01(\x03\x12\x16\n\x0epipeline_epoch\x18\x05 \x01(\x04\x12\x13\n\x0blive_grants\x18\x06 \x03(\x04\x12\x18\n\x10\x61lignment_tokens\x18\x07 \x01(\r\"Y\n\x05\x41\x64mit\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12\x16\n\x0epipeline_epoch\x18\x02 \x01(\x04\x12)\n\x08\x61ttempts\x18\x03 \x03(\x0b\x32\x17.wavepp.v1.AdmitAttempt\"\x82\x01\n\x0c\x41\x64mitAttempt\x12\r\n\x05grant\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\r\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12(\n\x07\x63ontext\x18\x05 \x01(\x0b\x32\x17.wavepp.v1.GrantContext\" \n\x0e\x43\x61ncelAttempts\x12\x0e\n\x06grants\x18\x01 \x03(\x04\"\x1a\n\x08\x43omputed\x12\x0e\n\x06grants\x18\x01 \x03(\x04\"\x1d\n\x0bGrantsEnded\x12\x0e\n\x06grants\x18\x01 \x03(\x04\"$\n\nEpochMoved\x12\x16\n\x0epipeline_epoch\x18\x01 \x01(\x04\"\xa1\x01\n\x0e\x41\x64missionEvent\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.wavepp.v1.AdmissionHelloAckH\x00\x12)\n\tdecisions\x18\x02 \x01(\x0b\x32\x14.wavepp.v1.DecisionsH\x00\x12,\n\x06health\x18\x03 \x01(\x0b\x32\x1a.wavepp.v1.DirectoryHealthH\x00\x42\x07\n\x05\x65vent\",\n\x11\x41\x64missionHelloAck\x12\x17\n\x0f\x64irectory_epoch\x18\x01 \x01(\x04\"T\n\tDecisions\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12&\n\tdecisions\x18\x02 \x03(\x0b\x32\x13.wavepp.v1.Decision\x12\x10\n\x08\x61nswered\x18\x03 \x01(\x08\"\xb1\x01\n\x08\x44\x65\x63ision\x12\r\n\x05grant\x18\x01 \x01(\x04\x12%\n\x07granted\x18\x02 \x01(\x0b\x32\x12.wavepp.v1.GrantedH\x00\x12\x1f\n\x04wait\x18\x03 \x01(\x0b\x32\x0f.wavepp.v1.WaitH\x00\x12!\n\x05never\x18\x04 \x01(\x0b\x32\x10.wavepp.v1.NeverH\x00\x12\x1f\n\x04void\x18\x05 \x01(\x0b\x32\x0f.wavepp.v1.VoidH\x00\x42\n\n\x08\x64\x65\x63ision\"N\n\x07Granted\x12\x17\n\x0f\x65ndpoint_tokens\x18\x01 \x01(\r\x12*\n\x05reuse\x18\x02 \x01(\x0b\x32\x1b.wavepp.v1.ReuseExplanation\"a\n\x04Wait\x12\x12\n\x05stage\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x18\n\x10\x61vailable_needed\x18\x03 \x01(\x03\x12\x13\n\x0broom_number\x18\x04 \x01(\x04\x42\x08\n\x06_stage\"F\n\x05Never\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x0e\n\x06needed\x18\x03 \x01(\x03\x12\x10\n\x08\x63\x61pacity\x18\x04 \x01(\x03\"\x16\n\x04Void\x12\x0e\n\x06reason\x18\x01 \x01(\t\"0\n\x0f\x44irectoryHealth\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xb3\x01\n\x10\x44irectoryService\x12G\n\tAdmission\x12\x1b.wavepp.v1.AdmissionCommand\x1a\x19.wavepp.v1.AdmissionEvent(\x01\x30\x01\x12V\n\x12GetDirectoryStatus\x12$.wavepp.v1.GetDirectoryStatusRequest\x1a\x1a.wavepp.v1.DirectoryStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,37 +38,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADMISSIONCOMMAND']._serialized_start=118
   _globals['_ADMISSIONCOMMAND']._serialized_end=393
   _globals['_ADMISSIONHELLO']._serialized_start=396
-  _globals['_ADMISSIONHELLO']._serialized_end=541
-  _globals['_ADMIT']._serialized_start=543
-  _globals['_ADMIT']._serialized_end=632
-  _globals['_ADMITATTEMPT']._serialized_start=635
-  _globals['_ADMITATTEMPT']._serialized_end=765
-  _globals['_CANCELATTEMPTS']._serialized_start=767
-  _globals['_CANCELATTEMPTS']._serialized_end=799
-  _globals['_COMPUTED']._serialized_start=801
-  _globals['_COMPUTED']._serialized_end=827
-  _globals['_GRANTSENDED']._serialized_start=829
-  _globals['_GRANTSENDED']._serialized_end=858
-  _globals['_EPOCHMOVED']._serialized_start=860
-  _globals['_EPOCHMOVED']._serialized_end=896
-  _globals['_ADMISSIONEVENT']._serialized_start=899
-  _globals['_ADMISSIONEVENT']._serialized_end=1060
-  _globals['_ADMISSIONHELLOACK']._serialized_start=1062
-  _globals['_ADMISSIONHELLOACK']._serialized_end=1106
-  _globals['_DECISIONS']._serialized_start=1108
-  _globals['_DECISIONS']._serialized_end=1192
-  _globals['_DECISION']._serialized_start=1195
-  _globals['_DECISION']._serialized_end=1372
-  _globals['_GRANTED']._serialized_start=1374
-  _globals['_GRANTED']._serialized_end=1452
-  _globals['_WAIT']._serialized_start=1454
-  _globals['_WAIT']._serialized_end=1551
-  _globals['_NEVER']._serialized_start=1553
-  _globals['_NEVER']._serialized_end=1623
-  _globals['_VOID']._serialized_start=1625
-  _globals['_VOID']._serialized_end=1647
-  _globals['_DIRECTORYHEALTH']._serialized_start=1649
-  _globals['_DIRECTORYHEALTH']._serialized_end=1697
-  _globals['_DIRECTORYSERVICE']._serialized_start=1700
-  _globals['_DIRECTORYSERVICE']._serialized_end=1879
+  _globals['_ADMISSIONHELLO']._serialized_end=567
+  _globals['_ADMIT']._serialized_start=569
+  _globals['_ADMIT']._serialized_end=658
+  _globals['_ADMITATTEMPT']._serialized_start=661
+  _globals['_ADMITATTEMPT']._serialized_end=791
+  _globals['_CANCELATTEMPTS']._serialized_start=793
+  _globals['_CANCELATTEMPTS']._serialized_end=825
+  _globals['_COMPUTED']._serialized_start=827
+  _globals['_COMPUTED']._serialized_end=853
+  _globals['_GRANTSENDED']._serialized_start=855
+  _globals['_GRANTSENDED']._serialized_end=884
+  _globals['_EPOCHMOVED']._serialized_start=886
+  _globals['_EPOCHMOVED']._serialized_end=922
+  _globals['_ADMISSIONEVENT']._serialized_start=925
+  _globals['_ADMISSIONEVENT']._serialized_end=1086
+  _globals['_ADMISSIONHELLOACK']._serialized_start=1088
+  _globals['_ADMISSIONHELLOACK']._serialized_end=1132
+  _globals['_DECISIONS']._serialized_start=1134
+  _globals['_DECISIONS']._serialized_end=1218
+  _globals['_DECISION']._serialized_start=1221
+  _globals['_DECISION']._serialized_end=1398
+  _globals['_GRANTED']._serialized_start=1400
+  _globals['_GRANTED']._serialized_end=1478
+  _globals['_WAIT']._serialized_start=1480
+  _globals['_WAIT']._serialized_end=1577
+  _globals['_NEVER']._serialized_start=1579
+  _globals['_NEVER']._serialized_end=1649
+  _globals['_VOID']._serialized_start=1651
+  _globals['_VOID']._serialized_end=1673
+  _globals['_DIRECTORYHEALTH']._serialized_start=1675
+  _globals['_DIRECTORYHEALTH']._serialized_end=1723
+  _globals['_DIRECTORYSERVICE']._serialized_start=1726
+  _globals['_DIRECTORYSERVICE']._serialized_end=1905
 # @@protoc_insertion_point(module_scope)

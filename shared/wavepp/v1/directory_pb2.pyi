@@ -94,6 +94,7 @@ class AdmissionHello(_message.Message):
     ROUTER_ETCD_LEASE_FIELD_NUMBER: _builtins.int
     PIPELINE_EPOCH_FIELD_NUMBER: _builtins.int
     LIVE_GRANTS_FIELD_NUMBER: _builtins.int
+    ALIGNMENT_TOKENS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     pipeline: _builtins.str
     router_token: _builtins.int
@@ -101,6 +102,8 @@ class AdmissionHello(_message.Message):
     router_etcd_lease: _builtins.int
     """The ledger's records hang on it: they vanish with the router."""
     pipeline_epoch: _builtins.int
+    alignment_tokens: _builtins.int
+    """Reuse endpoints must be multiples of it: of the stages' alignment, and of M where chunks are cut on a fixed grid."""
     @_builtins.property
     def live_grants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """What the router still runs: a new directory keeps these and no other."""
@@ -114,10 +117,11 @@ class AdmissionHello(_message.Message):
         router_etcd_lease: _builtins.int = ...,
         pipeline_epoch: _builtins.int = ...,
         live_grants: _abc.Iterable[_builtins.int] | None = ...,
+        alignment_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "live_grants", b"live_grants", "pipeline", b"pipeline", "pipeline_epoch", b"pipeline_epoch", "router_etcd_lease", b"router_etcd_lease", "router_token", b"router_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alignment_tokens", b"alignment_tokens", "cluster", b"cluster", "live_grants", b"live_grants", "pipeline", b"pipeline", "pipeline_epoch", b"pipeline_epoch", "router_etcd_lease", b"router_etcd_lease", "router_token", b"router_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
