@@ -388,7 +388,14 @@ async def test_lost_link_stays_dead(kind: TransportKind) -> None:
 
 
 async def test_frames_that_nobody_took_are_dropped_with_the_link(kind: TransportKind) -> None:
-    async with connected(kind) as pair:
+    places: list[weakref.ref[np.ndarray[Any, Any]]] = []
+
+    def allocate(_header: bytes, nbytes: int) -> memoryview:
+        place = np.empty(nbytes, dtype=np.uint8)
+        places.append(weakref.ref(place))
+        return place.data
+
+    async with connected(kind, right=options(allocate=allocate)) as pair:
         await pair.left.send(b"unread", [bytes(100)])
         await round_trip(pair.left, pair.right)
         assert pair.right.counters.frames_received == 1
@@ -396,6 +403,9 @@ async def test_frames_that_nobody_took_are_dropped_with_the_link(kind: Transport
         await lost(pair.right)
         with pytest.raises(LinkLostError):
             await pair.right.recv()
+        await pair.right.torn_down()
+        gc.collect()
+        assert [place() for place in places] == [None]
 
 
 async def test_heartbeats_keep_an_idle_link_alive(kind: TransportKind) -> None:

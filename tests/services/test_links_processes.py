@@ -44,8 +44,7 @@ async def test_peer_killed_while_it_sends_is_lost_at_once_and_memory_is_bounded(
                 victims.append(peer.pid)
                 link = await asyncio.wait_for(listener.accept(), START_S)
                 with pytest.raises(LinkLostError) as caught:
-                    await link.send(b"go")
-                    await asyncio.wait_for(link.recv(), LOST_WITHIN_S)
+                    await asyncio.wait_for(asyncio.gather(link.send(b"go"), link.recv()), LOST_WITHIN_S)
                 assert caught.value.reason is LossReason.RESET
                 assert link.counters.frames_received == 0
             del link
