@@ -445,3 +445,26 @@ def test_a_grant_is_known_by_its_request_while_it_is_asked_for_and_while_it_runs
     assert router.dispatcher.request_of(grant) == "a"
     router.wave_done(1)
     assert router.dispatcher.request_of(grant) is None
+
+
+def test_requests_that_wait_for_the_ledger_count_against_the_limit_of_grants() -> None:
+    router = Router(running_max=2)
+    router.submit("a")
+    router.submit("b")
+    router.submit("c")
+    (second,) = only(dm.SendAdmit, router.decide())
+    assert [a.context for a in second.attempts] == ["b"]
+
+
+def test_a_break_before_a_filled_block_was_decoded_sends_its_key_all_the_same() -> None:
+    router = Router()
+    router.run("a", 7, 4)
+    first = router.wave
+    router.run("b", 160)
+    router.tell(dm.StepDone(PipelineEpoch(1), first.wave))
+    router.wave_done(50, wave=first)
+    assert not any(c.chunk.decode for c in router.wave.chunks), "stage 0 is busy, the step waits"
+    router.new_epoch(2)
+    again = router.asked.attempts[0]
+    assert (again.context, again.prompt_tokens) == ("a", 8)
+    assert again.keys == prefix_keys(NAMESPACE, encode_tokens([*range(7), 50]))

@@ -202,7 +202,7 @@ class Sequencer:
 
     def _reconcile(self, known: frozenset[GrantId]) -> None:
         for record in self.grants.live():
-            if record.state is GrantState.PREPARED and record.grant not in known:
+            if record.grant not in known:
                 self._end(record.grant, GrantEvent.ABORT)
 
     # ---- the end of grants ----
