@@ -156,8 +156,9 @@ class HintIndex:
             )
         blocks = _packed_bytes(keys) // KEY_BYTES
         known = self._all & ~self._unknown
-        held_all = self._held_prefix(keys, blocks, known, known) if known else blocks
-        held_any = max(held_all, self._held_prefix(keys, blocks, 0, known))
+        held_all = self._held_prefix(keys, blocks, known, known, 0) if known else blocks
+        # What all hold, any holds: the second search begins where the first one ended.
+        held_any = self._held_prefix(keys, blocks, 0, known, held_all)
         start = min(held_all * block_tokens, endpoint_max_tokens) // alignment_tokens * alignment_tokens
         start_any = min(held_any * block_tokens, endpoint_max_tokens) // alignment_tokens * alignment_tokens
         wanted = self._recurrent & known
@@ -206,21 +207,22 @@ class HintIndex:
             raise InvalidInputError(f"stage {stage} is not one of {self._stages}")
         return 1 << stage
 
-    def _held_prefix(self, keys: bytes, blocks: int, wanted: int, some: int) -> int:
-        """How many leading blocks all stages of `wanted` and one or more of `some` hold.
+    def _held_prefix(self, keys: bytes, blocks: int, wanted: int, some: int, held: int) -> int:
+        """How many leading blocks all stages of `wanted` and one or more of `some` hold; the first `held` are known to.
 
         A stage that holds a block holds all before it, so "held" is true up to a point and false after it:
         double the step until one is not held, then halve. Where the index is wrong the answer is still the
         end of some held run.
         """
         get = self._blocks.get
-        low, high = 0, 1  # blocks[:low] are held
+        low, high, step = held, held + 1, 1  # blocks[:low] are held
         while high <= blocks:
             at = (high - 1) * KEY_BYTES
             mask = get(keys[at : at + KEY_BYTES], 0)
             if mask & wanted != wanted or not mask & some:
                 break
-            low, high = high, high * 2
+            step *= 2
+            low, high = high, high + step
         else:
             high = blocks + 1  # nothing beyond the last block is held
         while high - low > 1:
