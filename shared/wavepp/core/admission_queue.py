@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable
+from typing import Final
 
 from wavepp.core.admission_messages import Wait
 from wavepp.core.errors import WaveppError
 from wavepp.core.limits import ROUND_ATTEMPTS_MAX, ROUND_KEYS_BYTES_MAX
 from wavepp.core.requests import RequestRecord
 from wavepp.core.stage_cache import Room
+
+RETRY_ATTEMPTS_MAX: Final = 8
+"""Attempts in the first round after a refusal."""
 
 
 class QueueFullError(WaveppError):
@@ -76,8 +80,8 @@ class AdmissionQueue:
     def take(self, limit: int) -> list[RequestRecord]:
         """The next requests to ask for, in order; empty while the head waits for room.
 
-        After a refusal only one is asked for, then twice as many each time: asking for a long queue whenever there is
-        room for its head would cost every stage a look at all of it.
+        After a refusal only a few are asked for, then twice as many each time: asking for a long queue whenever there
+        is room for its head would cost every stage a look at all of it.
         """
         if not self._ranked or self._waits():
             return []
@@ -100,7 +104,7 @@ class AdmissionQueue:
             self.push(record)
             if wait.pool == "order":
                 continue
-            self._batch_max = 1
+            self._batch_max = RETRY_ATTEMPTS_MAX
             record.waits += 1
             record.waited_for = (wait.stage, wait.pool)
             if self._blocked is None or record is self._ranked[0][1]:

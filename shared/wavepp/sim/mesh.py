@@ -230,8 +230,7 @@ class SimMesh:
             self._send(f"lost:{neighbour}", self._link_broken(StageIndex(neighbour), epoch))
         self._admit(am.StageDisconnected(stage))
         self._stage_up(self.stages[index])
-        if self.admission.epoch or self.keeper.epoch:
-            self._connect_rounds(self.stages[index])
+        self._connect_rounds(self.stages[index])
 
     def cut_link(self, index: int) -> None:
         """The link from stage `index` to the next breaks; what was on it is lost."""
