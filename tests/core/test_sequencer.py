@@ -172,12 +172,33 @@ def test_an_abort_gives_everything_back_and_a_second_one_does_nothing() -> None:
     assert sequencer.cache.usage()["kv"].reserved == 0
 
 
-def test_room_is_reported_when_it_changed_and_only_then() -> None:
+def rooms(out: list[sm.Instruction]) -> list[int]:
+    return [i.room.available["kv"] for i in out if isinstance(i, sm.ReportRoom)]
+
+
+def test_room_is_told_only_to_those_who_were_refused_and_until_they_have_enough() -> None:
     sequencer = new_stage()
-    out = sequencer.handle(sm.PrepareArrived(RoundId(1), EPOCH, (ask(g(1), 8),)))
-    (room,) = [i.room for i in out if isinstance(i, sm.ReportRoom)]
-    assert room.available["kv"] == 14
-    assert not [i for i in sequencer.handle(sm.AbortArrived((g(9),))) if isinstance(i, sm.ReportRoom)]
+    out = sequencer.handle(sm.PrepareArrived(RoundId(1), EPOCH, (ask(g(1), 20), ask(g(2), 20))))
+    assert rooms(out) == [], "nobody waits"
+    # 16 blocks of 4 tokens: 6 are free, 10 are wanted.
+    out = sequencer.handle(sm.PrepareArrived(RoundId(2), EPOCH, (ask(g(3), 40),)))
+    (answer,) = [i for i in out if isinstance(i, sm.AnswerPrepare)]
+    assert isinstance(answer.answers[0][1], Missing)
+    assert rooms(out) == [], "the refusal itself carries this room's number"
+    assert rooms(sequencer.handle(sm.AbortArrived((g(9),)))) == [], "nothing changed"
+    assert rooms(sequencer.handle(sm.AbortArrived((g(1),)))) == [11]
+    assert rooms(sequencer.handle(sm.AbortArrived((g(2),)))) == [], "enough was told"
+
+
+def test_room_is_told_again_and_again_while_it_is_not_enough() -> None:
+    sequencer = new_stage()
+    prepare(sequencer, *(ask(g(i), 20) for i in range(1, 4)))
+    prepare(sequencer, ask(g(4), 60))
+    assert rooms(sequencer.handle(sm.AbortArrived((g(1),)))) == [6]
+    assert rooms(sequencer.handle(sm.AbortArrived((g(2),)))) == [11]
+    assert rooms(sequencer.handle(sm.AbortArrived((g(3),)))) == [16]
+    prepare(sequencer, ask(g(5), 20))
+    assert rooms(sequencer.handle(sm.AbortArrived((g(5),)))) == []
 
 
 def with_cached_prompt(sequencer: Sequencer, tokens: int) -> None:

@@ -93,6 +93,8 @@ class Sequencer:
         self._epoch_unacked = False
         self._links_ready = False
         self._silenced = False
+        self._short: dict[str, int] = {}
+        self._refused_now = False
         self._room_number = -1
         self._validate = validate
 
@@ -149,6 +151,8 @@ class Sequencer:
         for wanted in event.grants:
             # First come, first served: what follows a refused grant must not take the room that it waits for.
             answer = Refused("order") if refused else self._prepare_one(wanted)
+            if isinstance(answer, Missing):
+                self._refused_for(answer)
             refused = refused or isinstance(answer, (Missing, NeedKeys))
             answers.append((wanted.grant, answer))
         return tuple(answers)
@@ -198,6 +202,8 @@ class Sequencer:
         if isinstance(answer, Prepared):
             record.keys_first_block, record.keys = keys_first_block, keys
             record.move_endpoint(answer.endpoint_tokens, answer.snapshots)
+        else:
+            self._refused_for(answer)
         return answer
 
     def _reconcile(self, known: frozenset[GrantId]) -> None:
@@ -230,6 +236,7 @@ class Sequencer:
             self._links_ready = False
             self._silenced = False
             self._unsent = 0
+            self._short.clear()
             self._fence()
             out.append(TellFenced(epoch))
         self._epoch_unacked = True
@@ -383,10 +390,26 @@ class Sequencer:
         if self._epoch_unacked and self._links_ready and not any(r.wave.epoch < self.epoch for r in self._running):
             self._epoch_unacked = False
             out.append(AckEpoch(self.epoch))
+        self._report_room(out)
+
+    def _report_room(self, out: list[Instruction]) -> None:
+        """Tell the router of room, but only while somebody was refused for want of it: else nobody needs to know."""
         room = self.cache.room()
-        if room.number != self._room_number:
-            self._room_number = room.number
-            out.append(ReportRoom(room))
+        told, self._room_number = self._room_number, room.number
+        if self._refused_now:
+            # The refusal goes out with this very room's number: only what changes after it is news.
+            self._refused_now = False
+            return
+        if not self._short or room.number == told:
+            return
+        out.append(ReportRoom(room))
+        # The largest need of each pool counts: those who need less are told on the way.
+        self._short = {pool: need for pool, need in self._short.items() if room.available.get(pool, 0) < need}
+
+    def _refused_for(self, answer: Missing) -> None:
+        """Somebody waits for room here."""
+        self._short[answer.pool] = max(self._short.get(answer.pool, 0), answer.available_needed)
+        self._refused_now = True
 
     def validate(self) -> None:
         """Check the cache's invariants and that every lease belongs to a live grant, and the reverse."""
