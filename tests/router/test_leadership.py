@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from wavepp.infra.registration import StageRegistration
 from wavepp.router.config import RouterConfig
-from wavepp.router.leadership import endpoint_alignment, served_model
+from wavepp.router.leadership import endpoint_alignment, served_model, wave_tokens_min
 
 
 def stage(index: int, **changes: object) -> StageRegistration:
@@ -61,3 +61,10 @@ def test_the_smallest_pool_and_its_stage_limit_a_request() -> None:
 @pytest.mark.parametrize(("limit", "expected"), [(None, 1000), (100, 100), (5000, 1000)])
 def test_a_configured_prompt_limit_can_only_lower_the_models(limit: int | None, expected: int) -> None:
     assert served_model(config(prompt_tokens_max=limit), [stage(0), stage(1)]).prompt_tokens_max == expected
+
+
+def test_the_smallest_wave_is_a_quarter_of_the_largest_unless_it_is_given() -> None:
+    stages = [stage(0), stage(1)]
+    assert wave_tokens_min(config(), stages) == 48
+    assert wave_tokens_min(config(wave_tokens_min=16), stages) == 16
+    assert wave_tokens_min(config(), [stage(0, wave_tokens_max=64), stage(1, wave_tokens_max=64)]) == 32, "a block"

@@ -19,7 +19,9 @@ class RouterConfig(ProcessConfig):
     )
     served_model_name: str | None = Field(None, max_length=128, description="Name for clients; the model's if absent.")
     policy: Literal["static", "mpu"] = Field("mpu", description="How wave sizes are chosen.")
-    wave_tokens_min: int | None = Field(None, ge=1, description="Smallest wave budget (b_min); half of M if absent.")
+    wave_tokens_min: int | None = Field(
+        None, ge=1, description="Smallest wave budget (b_min); a quarter of M if absent."
+    )
     wave_requests_max: int = Field(128, ge=1, le=512, description="Most requests of a wave.")
     chunk_grid: Literal["free", "fixed"] = Field(
         "free", description="fixed: cut prompts at multiples of M only, for bit-reproducible results."

@@ -111,7 +111,7 @@ class Leadership:
             PlannerConfig(
                 stages=len(stages),
                 wave_tokens_max=first.wave_tokens_max,
-                wave_tokens_min=config.wave_tokens_min or max(1, first.wave_tokens_max // 2),
+                wave_tokens_min=wave_tokens_min(config, stages),
                 block_tokens=first.block_tokens,
                 alignment_tokens=math.lcm(*(s.alignment_tokens for s in stages)),
                 wave_requests_max=config.wave_requests_max,
@@ -251,6 +251,14 @@ def endpoint_alignment(config: RouterConfig, stages: list[StageRegistration]) ->
     return math.lcm(own, stages[0].wave_tokens_max) if config.chunk_grid == "fixed" else own
 
 
+def wave_tokens_min(config: RouterConfig, stages: list[StageRegistration]) -> int:
+    """b_min: as configured, or a quarter of M, but no less than a block.
+
+    A lone prompt keeps P stages busy only when it makes some times P waves; half of M would leave it too few.
+    """
+    return config.wave_tokens_min or max(stages[0].block_tokens, stages[0].wave_tokens_max // 4)
+
+
 def _policy(config: RouterConfig, stages: list[StageRegistration]) -> WavePolicy:
     wave_tokens_max = stages[0].wave_tokens_max
     if config.policy == "static":
@@ -258,6 +266,6 @@ def _policy(config: RouterConfig, stages: list[StageRegistration]) -> WavePolicy
     return MpuPolicy(
         stages=len(stages),
         wave_tokens_max=wave_tokens_max,
-        wave_tokens_min=config.wave_tokens_min or max(1, wave_tokens_max // 2),
+        wave_tokens_min=wave_tokens_min(config, stages),
         block_tokens=stages[0].block_tokens,
     )
