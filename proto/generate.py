@@ -11,6 +11,8 @@ from grpc_tools import protoc
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "proto"
 TARGET = ROOT / "shared"
+BIN = Path(sys.executable).parent
+"""The plugins are those of this interpreter's environment, whether it is activated or not."""
 
 
 def generate(out: Path) -> dict[str, bytes]:
@@ -20,6 +22,7 @@ def generate(out: Path) -> dict[str, bytes]:
         [
             "protoc",
             f"--proto_path={SOURCES}",
+            *(f"--plugin={name}={BIN / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")),
             *(f"--{plugin}_out={out}" for plugin in ("python", "grpc_python", "mypy", "mypy_grpc")),
             *protos,
         ]
