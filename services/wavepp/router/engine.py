@@ -39,7 +39,7 @@ class Engine:
         self.dispatcher = dispatcher
         self.timeline = timeline
         self.last_progress = time.monotonic()
-        """When a wave was done last, or work appeared where there was none."""
+        """When a wave was done last, the first one was issued, or work appeared where there was none."""
         self._outlets = outlets
         self._calls: dict[RequestId, Call] = {}
         self._loop = asyncio.get_running_loop()
@@ -59,15 +59,15 @@ class Engine:
         self.apply(dm.Submit(new))
         return call
 
-    def stop(self, request: RequestId, kind: FailureKind, message: str) -> None:
-        """The client is gone, or its deadline passed. Does nothing when the request has ended."""
-        if request in self._calls:
-            self.apply(dm.Stop(request, kind, message))
+    def stop(self, call: Call, kind: FailureKind, message: str) -> None:
+        """The client is gone, or its deadline passed. Nothing when the request has ended, whoever has its id now."""
+        if self._calls.get(call.request) is call:
+            self.apply(dm.Stop(call.request, kind, message))
 
     def fail_all(self, kind: FailureKind, message: str) -> None:
         """End every request (the process stops)."""
-        for request in list(self._calls):
-            self.stop(request, kind, message)
+        for call in list(self._calls.values()):
+            self.stop(call, kind, message)
 
     @property
     def waiting_calls(self) -> int:
@@ -91,8 +91,12 @@ class Engine:
             self._wave_done(event)
         elif isinstance(event, dm.PipelineBroken):
             self.timeline.reset()
+        without_waves = not self.dispatcher.waves_in_flight
         for instruction in self.dispatcher.handle(event, time.monotonic_ns() / 1e6):
             self._do(instruction)
+        if without_waves and self.dispatcher.waves_in_flight:
+            # However long the work has waited: these waves are new, and have their time.
+            self.last_progress = time.monotonic()
         if self.dispatcher.idle:
             self._idle.set()
         else:

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from wavepp.core.ids import RequestId
 from wavepp.core.limits import MESSAGE_BYTES_MAX
 from wavepp.core.requests import FailureKind
 from wavepp.router import convert
@@ -47,12 +46,12 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         trace = self._tracing.begin(_traceparent(context), request.request_id)
         try:
             engine, call = await self._take(request, context, trace)
-            timer = self._deadline(context, engine, call.request)
+            timer = self._deadline(context, engine, call)
             try:
                 outcome = await call.result()
             finally:
                 timer.cancel()
-                engine.stop(call.request, FailureKind.CANCELLED, "the client is gone")
+                engine.stop(call, FailureKind.CANCELLED, "the client is gone")
             trace.finished(outcome, call.waves, engine)
             return convert.response(outcome, self._text([t.token for t in outcome.tokens]))
         except BaseException as error:
@@ -68,7 +67,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         trace = self._tracing.begin(_traceparent(context), request.request_id)
         try:
             engine, call = await self._take(request, context, trace)
-            timer = self._deadline(context, engine, call.request)
+            timer = self._deadline(context, engine, call)
             try:
                 decoder = StreamDecoder(self._leadership.codec) if self._leadership.codec else None
                 while (found := await call.next_token()) is not None:
@@ -79,7 +78,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
                 outcome = await call.result()
             finally:
                 timer.cancel()
-                engine.stop(call.request, FailureKind.CANCELLED, "the client is gone")
+                engine.stop(call, FailureKind.CANCELLED, "the client is gone")
             trace.finished(outcome, call.waves, engine)
             done = convert.response(outcome, self._text([t.token for t in outcome.tokens]))
             yield prefill_pb2.PrefillEvent(done=done)
@@ -128,7 +127,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         trace.identify(new.request, len(new.prompt) // 4)
         return engine, engine.submit(new, traced=trace.recording)
 
-    def _deadline(self, context: Any, engine: Engine, request: RequestId) -> asyncio.TimerHandle:
+    def _deadline(self, context: Any, engine: Engine, call: Call) -> asyncio.TimerHandle:
         remaining_s = context.time_remaining()
         limit_s = self._leadership.config.request_timeout_s
         if remaining_s is not None:
@@ -137,7 +136,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
 
         def passed() -> None:
             waited_s = time.monotonic() - began
-            engine.stop(request, FailureKind.DEADLINE, f"the deadline passed after {waited_s:.1f} s")
+            engine.stop(call, FailureKind.DEADLINE, f"the deadline passed after {waited_s:.1f} s")
 
         return asyncio.get_running_loop().call_later(max(0.0, limit_s), passed)
 
