@@ -23,7 +23,8 @@ def generate(out: Path) -> dict[str, bytes]:
             "protoc",
             f"--proto_path={SOURCES}",
             *(f"--plugin={name}={BIN / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")),
-            *(f"--{plugin}_out={out}" for plugin in ("python", "grpc_python", "mypy", "mypy_grpc")),
+            *(f"--{plugin}_out={out}" for plugin in ("python", "grpc_python")),
+            *(f"--{plugin}_out=quiet:{out}" for plugin in ("mypy", "mypy_grpc")),
             *protos,
         ]
     )
