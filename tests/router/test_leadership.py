@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from wavepp.core.ids import StageIndex
+from wavepp.infra.etcd import EtcdClient
+from wavepp.infra.etcd_types import Fence
 from wavepp.infra.registration import StageRegistration
+from wavepp.infra.tasks import TaskOwner
+from wavepp.router.admin import AdminServicer
 from wavepp.router.config import RouterConfig
-from wavepp.router.leadership import endpoint_alignment, served_model, wave_tokens_min
+from wavepp.router.leadership import Leadership, endpoint_alignment, served_model, wave_tokens_min
+from wavepp.v1 import prefill_pb2
 
 
 def stage(index: int, **changes: object) -> StageRegistration:
@@ -68,3 +77,59 @@ def test_the_smallest_wave_is_a_quarter_of_the_largest_unless_it_is_given() -> N
     assert wave_tokens_min(config(), stages) == 48
     assert wave_tokens_min(config(wave_tokens_min=16), stages) == 16
     assert wave_tokens_min(config(), [stage(0, wave_tokens_max=64), stage(1, wave_tokens_max=64)]) == 32, "a block"
+
+
+@pytest.fixture
+async def leadership() -> AsyncIterator[Leadership]:
+    """Of a router that does not lead yet, whose stages are both registered. Nothing answers it."""
+    async with TaskOwner(asyncio.Event()) as tasks:
+        made = Leadership(config(), cast(EtcdClient, None), None, tasks)
+        register(made, stage(0), stage(1))
+        yield made
+        made.close()
+
+
+def register(leadership: Leadership, *stages: StageRegistration) -> None:
+    leadership.stages = {s.stage: s for s in stages}
+    leadership._check_complete()
+
+
+async def test_a_router_that_is_elected_while_a_stage_is_away_leads_all_stages(leadership: Leadership) -> None:
+    register(leadership, stage(0))
+    leadership._begin(Fence("leader", 7))
+    assert leadership.pipeline is not None
+    assert leadership.pipeline.keeper.missing == (StageIndex(0), StageIndex(1))
+
+
+async def test_stages_that_come_back_as_they_were_find_the_same_engine(leadership: Leadership) -> None:
+    engine = leadership.engine
+    register(leadership, stage(0))
+    register(leadership, stage(0, incarnation="other"), stage(1))
+    assert leadership.engine is engine
+
+
+async def test_stages_of_another_shape_get_a_new_engine_and_pipeline(leadership: Leadership) -> None:
+    leadership._begin(Fence("leader", 7))
+    engine, pipeline = leadership.engine, leadership.pipeline
+    changes: dict[str, object] = {"stages": 3, "layers_total": 3, "block_tokens": 64, "alignment_tokens": 64}
+    register(leadership, *(stage(i, kv_blocks=9, **changes) for i in range(3)))
+    assert leadership.leading
+    assert leadership.engine not in (None, engine)
+    assert leadership.pipeline not in (None, pipeline)
+    assert leadership.pipeline is not None
+    assert len(leadership.pipeline.keeper.missing) == 3
+
+
+async def test_the_status_names_a_stage_that_goes_while_it_is_asked(
+    leadership: Leadership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = AdminServicer(leadership)
+
+    async def ask_directory() -> prefill_pb2.DirectoryStatus:
+        register(leadership)
+        return prefill_pb2.DirectoryStatus()
+
+    monkeypatch.setattr(admin, "_ask_directory", ask_directory)
+    async with asyncio.timeout(10):
+        status = await admin.GetStatus(prefill_pb2.GetStatusRequest(), cast(Any, None))
+    assert [(s.stage, s.reachable) for s in status.stages] == [(0, False), (1, False)]

@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 import grpc
+from wavepp.infra.registration import StageRegistration
 from wavepp.infra.rpc import open_channel
 from wavepp.router.leadership import Leadership
 from wavepp.v1 import directory_pb2, directory_pb2_grpc, prefill_pb2, prefill_pb2_grpc, stage_pb2, stage_pb2_grpc
@@ -27,7 +28,7 @@ class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
     ) -> prefill_pb2.GetStatusResponse:
         """The whole pipeline at a glance."""
         leadership = self._leadership
-        asking = asyncio.gather(*(self._ask_stage(index) for index in sorted(leadership.stages)))
+        asking = asyncio.gather(*(self._ask_stage(stage) for _, stage in sorted(leadership.stages.items())))
         directory = await self._ask_directory()
         stages = await asking
         pipeline, engine = leadership.pipeline, leadership.engine
@@ -103,15 +104,14 @@ class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
                     pass
         return prefill_pb2.DirectoryStatus(address=address, reachable=False)
 
-    async def _ask_stage(self, index: int) -> prefill_pb2.StageStatus:
-        registration = self._leadership.stages[index]
+    async def _ask_stage(self, registration: StageRegistration) -> prefill_pb2.StageStatus:
         async with open_channel(registration.address) as channel:
             stub = stage_pb2_grpc.StageServiceStub(channel)
             try:
                 return await stub.GetStageStatus(stage_pb2.GetStageStatusRequest(), timeout=ASK_TIMEOUT_S)
             except grpc.aio.AioRpcError:
                 return prefill_pb2.StageStatus(
-                    stage=index,
+                    stage=registration.stage,
                     address=registration.address,
                     incarnation=registration.incarnation,
                     first_layer=registration.first_layer,

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+from wavepp.core.errors import InvariantError
 from wavepp.core.limits import MESSAGE_BYTES_MAX
 from wavepp.core.requests import FailureKind
 from wavepp.router import convert
 from wavepp.router.calls import Call
 from wavepp.router.engine import Engine
 from wavepp.router.errors import DeadlineError, NotServingError
+from wavepp.router.intake import Intake
 from wavepp.router.leadership import Leadership
 from wavepp.router.tokenizer import StreamDecoder
 from wavepp.router.tracing import RequestTrace, Tracing
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
-
-_log = logging.getLogger(__name__)
 
 TRACEPARENT = "traceparent"
 
@@ -93,7 +92,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
     ) -> prefill_pb2.GetModelInfoResponse:
         """What is served, and its limits."""
         intake, _ = self._leadership.require_intake()
-        model, first = intake.model, self._leadership.stages[0]
+        model, first = intake.model, self._leadership.served
+        if first is None:
+            raise InvariantError("requests are taken before all stages were registered")
         return prefill_pb2.GetModelInfoResponse(
             model=model.name,
             model_type=first.model_type,
@@ -117,15 +118,21 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
     async def _take(
         self, message: prefill_pb2.PrefillRequest, context: Any, trace: RequestTrace
     ) -> tuple[Engine, Call]:
-        if self.draining:
-            raise NotServingError("this router stops; ask another one")
+        intake, engine = self._open()
         remaining_s = context.time_remaining()
         if remaining_s is not None and remaining_s <= 0:
             raise DeadlineError("the deadline had passed when the request arrived")
-        intake, engine = self._leadership.require_intake()
         new = await intake.admit(message, trace.traceparent)
+        # A long prompt takes its time at the door, and the door may have been shut meanwhile.
+        if self._open()[1] is not engine:
+            raise NotServingError("the stages were replaced by others; send the request again")
         trace.identify(new.request, len(new.prompt) // 4)
         return engine, engine.submit(new, traced=trace.recording)
+
+    def _open(self) -> tuple[Intake, Engine]:
+        if self.draining:
+            raise NotServingError("this router stops; ask another one")
+        return self._leadership.require_intake()
 
     def _deadline(self, context: Any, engine: Engine, call: Call) -> asyncio.TimerHandle:
         remaining_s = context.time_remaining()

@@ -8,8 +8,10 @@ import math
 
 from wavepp.core import dispatch_messages as dm
 from wavepp.core.dispatch import Dispatcher, DispatchLimits
+from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch
 from wavepp.core.policies import MpuPolicy, StaticPolicy, WavePolicy
+from wavepp.core.requests import FailureKind
 from wavepp.core.waves import PlannerConfig, WavePlanner
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.errors import StartupError
@@ -34,8 +36,6 @@ from wavepp.v1 import directory_pb2, stage_pb2
 
 _log = logging.getLogger(__name__)
 
-WATCH_PERIOD_S = 0.5
-
 
 class Leadership:
     """Campaigns for ever. The engine outlives a leadership: requests wait while nobody, or somebody else, leads."""
@@ -47,6 +47,8 @@ class Leadership:
         self.intake: Intake | None = None
         self.pipeline: Pipeline | None = None
         self.stages: dict[int, StageRegistration] = {}
+        self.served: StageRegistration | None = None
+        """The first stage as it was when all were registered last; what all stages must agree on, it tells."""
         self.misfit = ""
         self.directory = DirectoryClient(client, self.keys, hello=self._hello, apply=self._apply)
         self._client = client
@@ -101,9 +103,21 @@ class Leadership:
             return
         self.misfit = ""
         self.intake = Intake(served_model(self.config, ordered), self.codec)
-        if self.engine is None:
-            self.engine = self._new_engine(ordered)
+        before, self.served = self.served, ordered[0]
+        if before is None or before.shared_facts != self.served.shared_facts:
+            self._replace_engine(ordered)
         self._complete.set()
+
+    def _replace_engine(self, stages: list[StageRegistration]) -> None:
+        """The stages are the first ones, or of another shape: number, model, blocks or waves differ from before."""
+        fence = self._fence
+        self._step_down()
+        if self.engine is not None:
+            _log.warning("the stages serve something else than before: requests of before end")
+            self.engine.fail_all(FailureKind.SHUTDOWN, "the stages were replaced by others; send the request again")
+        self.engine = self._new_engine(stages)
+        if fence is not None:
+            self._begin(fence)
 
     def _new_engine(self, stages: list[StageRegistration]) -> Engine:
         config, first = self.config, stages[0]
@@ -166,13 +180,16 @@ class Leadership:
         self._step_down()
 
     def _begin(self, fence: Fence) -> None:
+        if self.served is None:
+            raise InvariantError("a router leads before all stages were registered")
         self._fence = fence
         self.pipeline = Pipeline(
             self.config,
             self._client,
             self.keys,
             fence,
-            len(self.stages),
+            # Not of those that happen to be registered now: a stage may be away.
+            self.served.stages,
             self._tasks,
             apply=self._apply,
             on_ready=self._epoch_ready,
