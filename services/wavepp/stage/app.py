@@ -113,7 +113,7 @@ async def _serve(
         end=worker.lease_lost,
     )
     await membership.join()
-    tasks.spawn(membership.keep(), "membership", endless=True)
+    keeping = tasks.spawn(membership.keep(), "membership", endless=True)
     await server.set_serving(True)
     _log.info(
         "stage %d of %d ready at %s, layers [%d, %d), %s, metrics port %d",
@@ -126,6 +126,8 @@ async def _serve(
         metrics_port,
     )
     await stop.wait()
+    keeping.cancel()
+    await asyncio.wait({keeping})
     await membership.close()
 
 

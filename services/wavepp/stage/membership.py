@@ -50,7 +50,7 @@ class Membership:
         self._lease_ttl_s = lease_ttl_s
         self._begin = begin
         self._end = end
-        self.session: Session | None = None
+        self._session: Session | None = None
 
     async def join(self) -> None:
         """Register for the first time. Raises StartupError when etcd is away or the stage does not fit."""
@@ -66,12 +66,9 @@ class Membership:
         """Stay registered for ever; a task of the process."""
         backoff = Backoff()
         while True:
-            session = self.session
-            if session is not None:
-                await self._until_gone(session)
-                self._end()
-                await session.close()
-                self.session = None
+            if self._session is not None:
+                await self._until_gone(self._session)
+                await self.close()
             try:
                 await self._register()
                 backoff.reset()
@@ -80,26 +77,28 @@ class Membership:
                 await asyncio.sleep(backoff.next_s())
 
     async def close(self) -> None:
-        """Leave: the registration goes at once."""
-        if self.session is not None:
-            await self.session.close()
+        """Leave: the registration goes at once. Not while `keep` runs: it would register the stage again."""
+        self._end()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     # ---- inside ----
 
     async def _register(self) -> None:
         await self._check_free()
-        session = Session(self._client, self._lease_ttl_s)
-        await session.start()
+        # From the start, so that `close` finds it: this may be cancelled.
+        self._session = session = Session(self._client, self._lease_ttl_s)
         incarnation = new_incarnation()
         registration = self._registration.model_copy(update={"incarnation": incarnation})
         try:
+            await session.start()
             # The stage must know who it is before anybody can read it in etcd.
             self._begin(incarnation)
             await self._client.put(self._keys.stage(registration.stage), registration.encode(), session.lease)
         except EtcdError:
-            await session.close()
+            await self.close()
             raise
-        self.session = session
         _log.info("registered as stage %d, incarnation %s", registration.stage, incarnation)
 
     async def _until_gone(self, session: Session) -> None:
