@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import grpc
 import pytest
 from wavepp.core.errors import PeerProtocolError
 from wavepp.infra.outbox import Outbox, OutboxFullError
-from wavepp.infra.streams import serve_stream
+from wavepp.infra.streams import client_stream, serve_stream
 
 LIMIT_S = 5.0
 
@@ -89,3 +90,63 @@ async def test_a_stream_ends_when_the_peer_has_ended_its_side() -> None:
     async with asyncio.timeout(LIMIT_S):
         assert [m async for m in serve_stream(incoming(), outbox, receive)] == [10, 20]
     assert received == [1, 2]
+
+
+class Deaf(grpc.GenericRpcHandler):
+    """Serves streams and takes nothing from them."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+        async def handle(_requests: AsyncIterator[bytes], _context: object) -> AsyncIterator[bytes]:
+            yield b"hello"
+            await asyncio.Event().wait()
+
+        return grpc.stream_stream_rpc_method_handler(handle)  # type: ignore[arg-type]
+
+
+async def test_the_client_of_a_peer_that_does_not_read_hears_of_it_as_an_error() -> None:
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Deaf(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    outbox: Outbox[bytes] = Outbox(messages_max=2)
+    came = []
+
+    async def talk(channel: grpc.aio.Channel) -> None:
+        async with client_stream(channel.stream_stream("/any/Stream")(aiter(outbox)), outbox) as events:
+            async for event in events:
+                came.append(event)
+                for _ in range(3):
+                    outbox.put(b"x")
+
+    try:
+        async with asyncio.timeout(LIMIT_S), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(OutboxFullError, match="2 messages"):
+                await talk(channel)
+    finally:
+        await server.stop(0)
+    assert came == [b"hello"]
+
+
+async def test_a_client_that_is_cancelled_is_cancelled() -> None:
+    class Silent:
+        async def __aiter__(self) -> AsyncIterator[int]:
+            await asyncio.Event().wait()
+            yield 0
+
+        def cancel(self) -> None:
+            pass
+
+    outbox: Outbox[int] = Outbox(messages_max=1)
+    outbox.put(1)
+    outbox.put(2)
+
+    async def read() -> None:
+        async with client_stream(Silent(), outbox) as events:
+            async for _ in events:
+                pass
+
+    reader = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    reader.cancel()
+    await asyncio.wait({reader}, timeout=LIMIT_S)
+    assert reader.cancelled()

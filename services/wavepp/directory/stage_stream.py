@@ -16,6 +16,7 @@ from wavepp.infra.backoff import Backoff
 from wavepp.infra.outbox import Outbox, OutboxFullError
 from wavepp.infra.registration import StageRegistration
 from wavepp.infra.rpc import open_channel
+from wavepp.infra.streams import client_stream
 from wavepp.v1 import stage_pb2, stage_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -71,9 +72,7 @@ class StageStream:
             directory_epoch=self._directory_epoch, pipeline=self._pipeline, stage=self.stage, known_grants=known
         )
         self._outbox.put(stage_pb2.RoundsCommand(hello=hello))
-        call = stub.Rounds(_numbered(self._outbox))
-        events = aiter(call)
-        try:
+        async with client_stream(stub.Rounds(_numbered(self._outbox)), self._outbox) as events:
             async with asyncio.timeout(self._connect_timeout_s):
                 first = await anext(events, None)
             if first is None or first.WhichOneof("event") != "hello":
@@ -86,8 +85,6 @@ class StageStream:
             self._apply(StageConnected(self.stage, first.hello.incarnation, first.hello.next_change, known))
             async for event in events:
                 self._received(event)
-        finally:
-            call.cancel()
 
     def _received(self, event: stage_pb2.RoundsEvent) -> None:
         match event.WhichOneof("event"):

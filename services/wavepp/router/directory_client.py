@@ -17,6 +17,7 @@ from wavepp.infra.etcd_keys import PipelineKeys
 from wavepp.infra.etcd_watch import Delete, Put, Reset, snapshot_watch
 from wavepp.infra.outbox import Outbox, OutboxFullError
 from wavepp.infra.rpc import open_channel
+from wavepp.infra.streams import client_stream
 from wavepp.router import convert
 from wavepp.v1 import directory_pb2, directory_pb2_grpc
 
@@ -110,9 +111,7 @@ class DirectoryClient:
     async def _talk(self, stub: directory_pb2_grpc.DirectoryServiceAsyncStub, backoff: Backoff) -> None:
         self._outbox = Outbox(COMMANDS_MAX)
         self._outbox.put(directory_pb2.AdmissionCommand(hello=self._hello()))
-        call = stub.Admission(aiter(self._outbox))
-        events = aiter(call)
-        try:
+        async with client_stream(stub.Admission(aiter(self._outbox)), self._outbox) as events:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 first = await anext(events, None)
             if first is None or first.WhichOneof("event") != "hello":
@@ -121,8 +120,6 @@ class DirectoryClient:
             backoff.reset()
             async for event in events:
                 self._received(event)
-        finally:
-            call.cancel()
 
     def _received(self, event: directory_pb2.AdmissionEvent) -> None:
         match event.WhichOneof("event"):

@@ -15,6 +15,7 @@ from wavepp.infra.backoff import Backoff
 from wavepp.infra.outbox import Outbox, OutboxFullError
 from wavepp.infra.registration import StageRegistration
 from wavepp.infra.rpc import open_channel
+from wavepp.infra.streams import client_stream
 from wavepp.v1 import stage_pb2, stage_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -67,9 +68,7 @@ class StageControl:
     async def _talk(self, stub: stage_pb2_grpc.StageServiceAsyncStub, backoff: Backoff) -> None:
         self._outbox = Outbox(COMMANDS_MAX)
         self._outbox.put(stage_pb2.ControlCommand(hello=self._hello))
-        call = stub.Control(aiter(self._outbox))
-        events = aiter(call)
-        try:
+        async with client_stream(stub.Control(aiter(self._outbox)), self._outbox) as events:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 first = await anext(events, None)
             if first is None or first.WhichOneof("event") != "hello":
@@ -79,8 +78,6 @@ class StageControl:
             self._on_epoch_event(ep.StageUp(self.stage, incarnation, self.registration.link_address))
             async for event in events:
                 self._received(event)
-        finally:
-            call.cancel()
 
     def _received(self, event: stage_pb2.ControlEvent) -> None:
         match event.WhichOneof("event"):

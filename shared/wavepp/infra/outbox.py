@@ -49,6 +49,11 @@ class Outbox(Generic[M]):
         """Whether nothing more will come."""
         return self._closed or self._overflowed
 
+    def check(self) -> None:
+        """Raises OutboxFullError if it overflowed."""
+        if self._overflowed:
+            raise OutboxFullError(f"{self._messages_max} messages wait for a stream that does not take them")
+
     def __len__(self) -> int:
         return len(self._messages)
 
@@ -56,8 +61,7 @@ class Outbox(Generic[M]):
         while True:
             while self._messages:
                 yield self._messages.popleft()
-            if self._overflowed:
-                raise OutboxFullError(f"{self._messages_max} messages wait for a stream that does not take them")
+            self.check()
             if self._closed:
                 return
             self._changed.clear()

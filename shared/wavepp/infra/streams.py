@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from wavepp.infra.outbox import Outbox
 
@@ -38,3 +39,21 @@ async def serve_stream(
         outbox.close()
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
+
+
+@asynccontextmanager
+async def client_stream(call: Any, outbox: Outbox[Any]) -> AsyncIterator[AsyncIterator[Any]]:
+    """The client's side of a stream: `call` sends what is put into `outbox`; gives what comes. Ended on leaving.
+
+    Raises OutboxFullError when the peer does not take what is sent. gRPC itself would only cancel the call, and reading
+    it then looks like a cancellation of the task that reads: nobody would hear that it ended.
+    """
+    try:
+        yield aiter(call)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and not task.cancelling():
+            outbox.check()
+        raise
+    finally:
+        call.cancel()
