@@ -5,7 +5,6 @@ Everything runs on the event loop; nothing awaits between an event and its instr
 
 from __future__ import annotations
 
-import logging
 import math
 
 from wavepp.core import admission_messages as am
@@ -20,8 +19,6 @@ from wavepp.infra.outbox import Outbox
 from wavepp.infra.registration import StageRegistration
 from wavepp.infra.tasks import TaskOwner
 from wavepp.v1 import directory_pb2, stage_pb2
-
-_log = logging.getLogger(__name__)
 
 
 class Desk:
@@ -69,6 +66,13 @@ class Desk:
 
     # ---- who is connected ----
 
+    def check_alignment(self, alignment_tokens: int) -> None:
+        """Raises PeerProtocolError when a router's endpoints would not be endpoints of the stages."""
+        if alignment_tokens % self.alignment_tokens:
+            raise PeerProtocolError(
+                f"the router aligns endpoints to {alignment_tokens} tokens, the stages to {self.alignment_tokens}"
+            )
+
     def router_connected(
         self,
         router: Outbox[directory_pb2.AdmissionEvent],
@@ -77,11 +81,7 @@ class Desk:
         live: frozenset[GrantId],
         alignment_tokens: int,
     ) -> None:
-        """A router leads this pipeline and runs these grants. Raises PeerProtocolError for a wrong alignment."""
-        if alignment_tokens % self.alignment_tokens:
-            raise PeerProtocolError(
-                f"the router aligns endpoints to {alignment_tokens} tokens, the stages to {self.alignment_tokens}"
-            )
+        """A router leads this pipeline and runs these grants; `check_alignment` was passed."""
         self.router.close()
         self.router, self._ledger, self._told_ready = router, ledger, None
         self.apply(am.RouterConnected(epoch, live, alignment_tokens))

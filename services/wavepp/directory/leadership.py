@@ -50,6 +50,7 @@ class Leadership:
         self._stages: dict[int, StageRegistration] = {}
         self._ledger: LedgerWriter | None = None
         self._ledger_task: asyncio.Task[None] | None = None
+        self._router_token = 0
         self._txn_seconds = metrics.histogram(
             "etcd_txn", "seconds", "Time of a transaction that wrote the ledger.", buckets=TXN_BUCKETS_S
         )
@@ -147,6 +148,10 @@ class Leadership:
         desk, fence = self._desk, self._fence
         if desk is None or fence is None:
             raise NotReadyError("this directory does not lead yet, or not all stages are registered; try again")
+        if hello.router_token < self._router_token or not hello.router_token:
+            raise PeerProtocolError(f"router {hello.router_token} is deposed, {self._router_token} leads")
+        desk.check_alignment(hello.alignment_tokens)
+        self._router_token = hello.router_token
         if self._ledger_task is not None:
             self._ledger_task.cancel()
         self._ledger = LedgerWriter(
@@ -165,11 +170,6 @@ class Leadership:
         live = frozenset(GrantId(g) for g in hello.live_grants)
         desk.router_connected(outbox, self._ledger, PipelineEpoch(hello.pipeline_epoch), live, hello.alignment_tokens)
         return desk
-
-    @property
-    def leading(self) -> bool:
-        """Whether this directory leads."""
-        return self._fence is not None
 
     async def status(self) -> prefill_pb2.DirectoryStatus:
         """For operators."""

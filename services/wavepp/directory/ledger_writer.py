@@ -76,11 +76,6 @@ class LedgerWriter:
         self._failing = False
 
     @property
-    def healthy(self) -> bool:
-        """Whether the last transaction went through."""
-        return not self._failing
-
-    @property
     def deletions(self) -> tuple[SetRecord, ...]:
         """Records that are to be deleted and may still be in etcd."""
         return tuple(r for r in (*self._writing, *self._pending.values()) if not r.grants)

@@ -1,0 +1,112 @@
+"""Which router a directory listens to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+from wavepp.core.errors import PeerProtocolError
+from wavepp.directory.config import DirectoryConfig
+from wavepp.directory.leadership import Leadership
+from wavepp.infra.etcd import EtcdClient
+from wavepp.infra.etcd_types import Fence
+from wavepp.infra.metrics import Metrics
+from wavepp.infra.outbox import Outbox
+from wavepp.infra.registration import StageRegistration
+from wavepp.infra.tasks import TaskOwner
+from wavepp.v1 import directory_pb2
+
+STAGE = StageRegistration(
+    stage=0,
+    stages=1,
+    incarnation="i",
+    address="127.0.0.1:1",
+    link_address="",
+    first_layer=0,
+    last_layer=1,
+    layers_total=1,
+    model_name="m",
+    model_type="llama",
+    fingerprint="f",
+    vocab_size=100,
+    tokens_max=1000,
+    dtype="float32",
+    cache_dtype="float32",
+    block_tokens=32,
+    alignment_tokens=32,
+    wave_tokens_max=192,
+    eos_token_ids=(),
+    recurrent=False,
+    emulated=False,
+    kv_blocks=10,
+    state_slots=0,
+    snapshot_slots=0,
+)
+
+
+class Directory:
+    """One that leads a pipeline of one stage, which does not answer."""
+
+    def __init__(self, tasks: TaskOwner) -> None:
+        self.config = DirectoryConfig()
+        self.leadership = Leadership(self.config, cast(EtcdClient, None), Metrics(), tasks)
+        self.leadership._stages = {0: STAGE}
+        self.leadership._fence = Fence("directory", 3)
+        self.leadership._refresh_desk()
+
+    def hello(self, token: int, alignment_tokens: int = 32) -> Outbox[Any]:
+        """A router says hello; its outbox."""
+        outbox: Outbox[Any] = Outbox()
+        hello = directory_pb2.AdmissionHello(
+            cluster=self.config.cluster,
+            pipeline=self.config.pipeline,
+            router_token=token,
+            alignment_tokens=alignment_tokens,
+        )
+        self.leadership.router_hello(hello, outbox)
+        return outbox
+
+    def close(self) -> None:
+        self.leadership._step_down()
+
+
+@pytest.fixture
+async def directory() -> AsyncIterator[Directory]:
+    async with TaskOwner(asyncio.Event()) as tasks:
+        made = Directory(tasks)
+        yield made
+        made.close()
+
+
+async def test_a_newer_leaders_stream_ends_the_one_before(directory: Directory) -> None:
+    first = directory.hello(5)
+    second = directory.hello(6)
+    assert first.closed
+    assert not second.closed
+
+
+async def test_a_router_that_connects_again_replaces_its_own_stream(directory: Directory) -> None:
+    first = directory.hello(5)
+    assert not directory.hello(5).closed
+    assert first.closed
+
+
+@pytest.mark.parametrize("token", [0, 4])
+async def test_a_deposed_router_does_not_end_the_leaders_stream(directory: Directory, token: int) -> None:
+    leader = directory.hello(5)
+    with pytest.raises(PeerProtocolError, match=f"router {token} is deposed, 5 leads"):
+        directory.hello(token)
+    assert not leader.closed
+
+
+async def test_a_router_that_does_not_fit_leaves_the_leaders_ledger_alone(directory: Directory) -> None:
+    leader = directory.hello(5)
+    task = directory.leadership._ledger_task
+    with pytest.raises(PeerProtocolError, match="aligns endpoints to 48 tokens"):
+        directory.hello(6, alignment_tokens=48)
+    assert not leader.closed
+    assert task is not None
+    assert directory.leadership._ledger_task is task
+    assert not task.cancelling()
