@@ -46,6 +46,7 @@ async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
     client = config.etcd_client()
     metrics = Metrics()
     telemetry = setup_telemetry("wavepp-router", config.tracing(pipeline=config.pipeline))
+    tracing = Tracing(telemetry)
     server = RpcServer(errors=STATUS)
     try:
         async with TaskOwner(stop) as tasks, server:
@@ -54,7 +55,6 @@ async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
             except EtcdError as error:
                 raise StartupError(f"etcd: {error}") from error
             leadership = Leadership(config, client, codec, tasks)
-            tracing = Tracing(telemetry)
             front_door, admin = PrefillServicer(leadership, tracing), AdminServicer(leadership)
             server.add(prefill_pb2_grpc.add_PrefillServiceServicer_to_server, front_door, "wavepp.v1.PrefillService")
             server.add(prefill_pb2_grpc.add_AdminServiceServicer_to_server, admin, "wavepp.v1.AdminService")
@@ -62,7 +62,7 @@ async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
             admin.address = config.advertised(port)
             if config.metrics_port >= 0:
                 metrics.serve(config.bind_host, config.metrics_port)
-            export_gauges(metrics, leadership)
+            export_gauges(metrics, leadership, tracing)
             tasks.spawn(watch_loop_lag(metrics), "loop-lag", endless=True)
             tasks.spawn(leadership.watch_stages(), "watch-stages", endless=True)
             tasks.spawn(leadership.directory.follow(), "follow-directory", endless=True)
@@ -76,6 +76,7 @@ async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
     finally:
         await client.close()
         metrics.close()
+        await asyncio.to_thread(tracing.write_rest)
         await asyncio.to_thread(telemetry.shutdown)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from wavepp.core.dispatch import Dispatcher
 from wavepp.infra.metrics import Metrics
 from wavepp.router.leadership import Leadership
+from wavepp.router.tracing import Tracing
 
 
-def export_gauges(metrics: Metrics, leadership: Leadership) -> None:
+def export_gauges(metrics: Metrics, leadership: Leadership, tracing: Tracing) -> None:
     """Register gauges that look at the dispatcher at scrape time (from the metrics thread: plain reads)."""
 
     def read(of: Callable[[Dispatcher], int]) -> Callable[[], float]:
@@ -30,3 +31,5 @@ def export_gauges(metrics: Metrics, leadership: Leadership) -> None:
     epoch.set_function(read(lambda d: d.epoch))
     leading = metrics.gauge("leading", "bool", "1 while this router leads its pipeline.")
     leading.set_function(lambda: float(leadership.leading))
+    dropped = metrics.gauge("traces_dropped", "traces", "Traces that lack their inner spans: too many waited.")
+    dropped.set_function(lambda: float(tracing.dropped))

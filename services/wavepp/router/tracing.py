@@ -7,13 +7,13 @@ them. With tracing off everything here does nothing.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from typing import Final
 
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from wavepp.core.errors import WaveppError
 from wavepp.core.ids import RequestId
+from wavepp.core.limits import REQUEST_ID_BYTES_MAX
 from wavepp.core.requests import Outcome
 from wavepp.infra.telemetry import (
     Telemetry,
@@ -25,8 +25,6 @@ from wavepp.infra.telemetry import (
 )
 from wavepp.router.engine import Engine
 from wavepp.router.timeline import WaveEntry
-
-_log = logging.getLogger(__name__)
 
 FINISHED_MAX: Final = 1024
 """Traces whose spans wait to be written; more are dropped, and counted."""
@@ -48,7 +46,8 @@ class Tracing:
             self.telemetry.tracer,
             "prefill",
             context_from_traceparent(traceparent),
-            attributes={"wavepp.request_id": request_id} if request_id else None,
+            # Nobody has looked at its length yet.
+            attributes={"wavepp.request_id": request_id[:REQUEST_ID_BYTES_MAX]} if request_id else None,
             kind=SpanKind.SERVER,
         )
         return RequestTrace(self, span)
@@ -65,6 +64,11 @@ class Tracing:
         """Write spans for ever; a task of the process."""
         while True:
             await asyncio.to_thread(self._write, *(await self._finished.get()))
+
+    def write_rest(self) -> None:
+        """Write what still waits, once `write` and the front door have ended. Blocks."""
+        while not self._finished.empty():
+            self._write(*self._finished.get_nowait())
 
     def _write(self, span: Span, outcome: Outcome, waves: tuple[WaveEntry, ...], engine: Engine) -> None:
         tracer, parent, times = self.telemetry.tracer, context_of(span), outcome.times
