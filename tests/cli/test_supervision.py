@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,15 @@ _SLEEPER = "import time; time.sleep(600)"
 _STUBBORN = "import signal, sys, time; signal.signal(15, 1); print('deaf', flush=True); time.sleep(600)"
 
 
+@pytest.fixture
+def default_hangup() -> Iterator[None]:
+    """SIGHUP as a terminal's programs have it; whoever runs the tests may have ignored it (nohup, some CI)."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("default_hangup")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_a_request_to_stop_and_the_second_one_is_more(number: signal.Signals) -> None:
     seen: list[str] = []
