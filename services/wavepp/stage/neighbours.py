@@ -62,6 +62,7 @@ class Neighbours:
         self._listener: LinkListener | None = None
         self._before: Link | None = None
         self._after: Link | None = None
+        self._accepting: asyncio.Task[None] | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._outgoing: deque[SendWave] = deque()
         self._outgoing_changed = asyncio.Event()
@@ -74,7 +75,7 @@ class Neighbours:
             return ""
         self._listener = self._transport.listen(self._check_hello, host=host, port=port)
         address = await self._listener.start()
-        self._tasks.spawn(self._accept(self._listener), "link-accept", endless=True)
+        self._accepting = self._tasks.spawn(self._accept(self._listener), "link-accept", endless=True)
         return address
 
     def identify(self, incarnation: Incarnation) -> None:
@@ -96,9 +97,7 @@ class Neighbours:
         """Make sure of the link to the next stage, then say so by `on_ready`."""
         self._epoch = epoch
         self._outgoing.clear()
-        if self._connecting is not None:
-            self._connecting.cancel()
-            self._connecting = None
+        self._stop_connecting()
         if not next_address:
             self._on_ready(epoch)
             return
@@ -112,6 +111,11 @@ class Neighbours:
         self._connecting = self._tasks.spawn(
             self._connect(epoch, next_address, Incarnation(next_incarnation)), "link-connect"
         )
+
+    def _stop_connecting(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
 
     async def _connect(self, epoch: PipelineEpoch, address: str, incarnation: Incarnation) -> None:
         hello = Hello(
@@ -231,6 +235,7 @@ class Neighbours:
             self._on_lost(max(self._epoch, link.peer.epoch), f"link from the stage before: {reason}")
 
     def _drop(self, reason: str) -> None:
+        self._stop_connecting()
         for link in (self._before, self._after):
             if link is not None:
                 link.abort(reason)
@@ -239,6 +244,10 @@ class Neighbours:
 
     async def close(self) -> None:
         """Say goodbye on both links and stop listening."""
+        self._stop_connecting()
+        if self._accepting is not None:
+            # A listener that is closed has nothing but its error to give, again and again.
+            self._accepting.cancel()
         links = [link for link in (self._before, self._after) if link is not None]
         self._before = self._after = None
         with contextlib.suppress(LinkLostError):

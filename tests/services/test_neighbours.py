@@ -1,0 +1,100 @@
+"""The links of one stage, over a transport that does what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
+from wavepp.infra.tasks import TaskOwner
+from wavepp.stage.links.base import Transport
+from wavepp.stage.links.errors import LinkConnectError
+from wavepp.stage.neighbours import Neighbours
+
+LIMIT_S = 5.0
+
+
+class Scripted:
+    """A transport and its listener. `connect` gives a link when `reachable` is set; nobody ever connects."""
+
+    def __init__(self) -> None:
+        self.reachable = asyncio.Event()
+        self.connecting = asyncio.Event()
+        self.refused = 0
+        self._closed = asyncio.Event()
+
+    async def connect(self, _address: str, _hello: object, _timeout_s: float) -> Any:
+        self.connecting.set()
+        await self.reachable.wait()
+        return SimpleNamespace(closed=asyncio.get_running_loop().create_future(), abort=lambda _reason: None)
+
+    def listen(self, _check: object, *, host: str, port: int) -> Scripted:
+        return self
+
+    async def start(self) -> str:
+        return "tcp://127.0.0.1:1"
+
+    async def accept(self) -> Any:
+        await self._closed.wait()
+        self.refused += 1
+        assert self.refused < 100, "the closed listener is asked for ever"
+        raise LinkConnectError("the listener was closed")
+
+    async def close(self) -> None:
+        self._closed.set()
+        # Links that are torn down take a moment.
+        await asyncio.sleep(0.05)
+
+
+class Bench:
+    def __init__(self, tasks: TaskOwner) -> None:
+        self.transport = Scripted()
+        self.ready: asyncio.Queue[PipelineEpoch] = asyncio.Queue()
+        self.neighbours = Neighbours(
+            cluster="c",
+            pipeline="p",
+            stage=StageIndex(1),
+            stages=3,
+            transport=cast(Transport, self.transport),
+            tasks=tasks,
+            on_wave=lambda _wave: None,
+            on_sent=lambda _epoch: None,
+            on_ready=self.ready.put_nowait,
+            on_lost=lambda _epoch, _reason: None,
+        )
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    async with asyncio.timeout(LIMIT_S), TaskOwner(asyncio.Event()) as tasks:
+        yield Bench(tasks)
+
+
+async def test_a_link_that_is_being_made_when_the_incarnation_ends_is_not_made(bench: Bench) -> None:
+    neighbours = bench.neighbours
+    neighbours.identify(Incarnation("first"))
+    neighbours.set_epoch(PipelineEpoch(1), "tcp://next", "next-1")
+    await bench.transport.connecting.wait()
+    neighbours.identify(Incarnation("second"))
+    bench.transport.reachable.set()
+    await asyncio.sleep(0.05)
+    assert bench.ready.empty()
+    assert neighbours.describe() == "in: down, out: down"
+
+
+async def test_a_link_is_made_when_the_next_stage_answers(bench: Bench) -> None:
+    bench.neighbours.identify(Incarnation("first"))
+    bench.neighbours.set_epoch(PipelineEpoch(1), "tcp://next", "next-1")
+    bench.transport.reachable.set()
+    assert await bench.ready.get() == PipelineEpoch(1)
+    assert bench.neighbours.describe() == "in: down, out: up"
+
+
+async def test_a_closed_listener_is_not_asked_for_links(bench: Bench) -> None:
+    await bench.neighbours.start("127.0.0.1", 0)
+    await asyncio.sleep(0)
+    await bench.neighbours.close()
+    assert bench.transport.refused == 0
