@@ -168,3 +168,17 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_published_address(host: str, advertise: str | None, published: str) -> None:
     assert StageLike(bind_host=host, advertise_address=advertise).advertised(5) == published
+
+
+@pytest.mark.parametrize(
+    ("host", "advertise", "published"),
+    [
+        ("127.0.0.1", None, "127.0.0.1"),
+        ("0.0.0.0", "10.0.0.2", "10.0.0.2"),
+        ("0.0.0.0", "stage-2.mesh:7", "stage-2.mesh"),
+        ("::1", None, "::1"),
+        ("::", "[fe80::1]:7", "fe80::1"),
+    ],
+)
+def test_published_host(host: str, advertise: str | None, published: str) -> None:
+    assert StageLike(bind_host=host, advertise_address=advertise).advertised_host == published

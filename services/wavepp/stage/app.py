@@ -98,7 +98,7 @@ async def _serve(
     address = config.advertised(port)
     servicer.address = address
     try:
-        link_address = await worker.neighbours.start(config.link_host or config.bind_host, config.link_port)
+        link_address = await worker.neighbours.start(config.link_host or config.advertised_host, config.link_port)
     except (LinkError, OSError) as error:
         raise StartupError(f"cannot listen for links: {error}") from error
     metrics_port = metrics.serve(config.bind_host, config.metrics_port) if config.metrics_port >= 0 else -1

@@ -113,6 +113,13 @@ class BindFields(BaseModel):
             _host_port(f"{self.advertise_address}:1")
         return self
 
+    @property
+    def advertised_host(self) -> str:
+        """The host that is published, without a port and brackets."""
+        address = self.advertise_address or self.bind_host
+        found = _HOST_PORT.fullmatch(address)
+        return (found["host"] if found else address).strip("[]")
+
     def advertised(self, port: int) -> str:
         """host:port to publish, where `port` is the one that the server got."""
         address = self.advertise_address or self.bind_host

@@ -1,0 +1,78 @@
+"""How a stage enters etcd and leaves it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wavepp.infra.etcd import EtcdClient
+from wavepp.infra.etcd_keys import PipelineKeys
+from wavepp.infra.registration import StageRegistration
+from wavepp.infra.rpc import RpcServer
+from wavepp.stage.app import run_stage
+from wavepp.stage.config import StageConfig
+
+LIMIT_S = 30.0
+STREAMS_END_S = 0.5
+"""Far more than registering takes."""
+
+
+def stage_config(keys: PipelineKeys, etcd_endpoint: str, tmp_path: Path, **values: Any) -> StageConfig:
+    return StageConfig(
+        stage=1,
+        stages=2,
+        model="emulated",
+        cluster=keys.cluster,
+        pipeline=keys.pipeline,
+        etcd_endpoints=etcd_endpoint,  # type: ignore[arg-type]
+        link="socket",
+        metrics_port=-1,
+        run_dir=tmp_path,
+        **values,
+    )
+
+
+async def registration(etcd: EtcdClient, keys: PipelineKeys, running: asyncio.Task[None]) -> StageRegistration:
+    """Of the stage that starts, once it is there."""
+    while (held := await etcd.get(keys.stage(1))) is None:
+        assert not running.done(), running
+        await asyncio.sleep(0.02)
+    return StageRegistration.decode(held.value)
+
+
+async def test_a_stage_that_stops_takes_its_registration_with_it(
+    etcd_endpoint: str, etcd: EtcdClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_server = RpcServer.stop
+
+    async def stop_slowly(server: RpcServer) -> None:
+        await asyncio.sleep(STREAMS_END_S)
+        await stop_server(server)
+
+    monkeypatch.setattr(RpcServer, "stop", stop_slowly)
+    keys = PipelineKeys("leaving", "p0")
+    config = stage_config(keys, etcd_endpoint, tmp_path)
+    stop = asyncio.Event()
+    async with asyncio.timeout(LIMIT_S):
+        running = asyncio.create_task(run_stage(config, stop))
+        await registration(etcd, keys, running)
+        stop.set()
+        await running
+        assert await etcd.get(keys.stage(1)) is None
+
+
+async def test_a_stage_that_listens_everywhere_publishes_where_it_can_be_reached(
+    etcd_endpoint: str, etcd: EtcdClient, tmp_path: Path
+) -> None:
+    keys = PipelineKeys("wildcard", "p0")
+    config = stage_config(keys, etcd_endpoint, tmp_path, bind_host="0.0.0.0", advertise_address="127.0.0.1")
+    stop = asyncio.Event()
+    async with asyncio.timeout(LIMIT_S):
+        running = asyncio.create_task(run_stage(config, stop))
+        found = await registration(etcd, keys, running)
+        stop.set()
+        await running
+    assert found.address.startswith("127.0.0.1:")
+    assert found.link_address.startswith("tcp://127.0.0.1:")
