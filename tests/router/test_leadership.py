@@ -39,6 +39,7 @@ def stage(index: int, **changes: object) -> StageRegistration:
         "block_tokens": 32,
         "alignment_tokens": 32,
         "wave_tokens_max": 192,
+        "wave_requests_max": 8,
         "eos_token_ids": (1, 2),
         "recurrent": False,
         "emulated": False,
@@ -133,3 +134,12 @@ async def test_the_status_names_a_stage_that_goes_while_it_is_asked(
     async with asyncio.timeout(10):
         status = await admin.GetStatus(prefill_pb2.GetStatusRequest(), cast(Any, None))
     assert [(s.stage, s.reachable) for s in status.stages] == [(0, False), (1, False)]
+
+
+@pytest.mark.parametrize(("wanted", "stages_take", "expected"), [(4, 8, 4), (128, 8, 8)])
+async def test_a_wave_has_no_more_requests_than_the_stages_take(wanted: int, stages_take: int, expected: int) -> None:
+    async with TaskOwner(asyncio.Event()) as tasks:
+        made = Leadership(config(wave_requests_max=wanted), cast(EtcdClient, None), None, tasks)
+        register(made, *(stage(i, wave_requests_max=stages_take) for i in range(2)))
+    assert made.engine is not None
+    assert made.engine.dispatcher._planner._config.wave_requests_max == expected

@@ -37,6 +37,7 @@ STAGE = StageRegistration(
     block_tokens=32,
     alignment_tokens=32,
     wave_tokens_max=192,
+    wave_requests_max=8,
     eos_token_ids=(),
     recurrent=False,
     emulated=False,

@@ -22,7 +22,9 @@ class RouterConfig(ProcessConfig):
     wave_tokens_min: int | None = Field(
         None, ge=1, description="Smallest wave budget (b_min); a quarter of M if absent."
     )
-    wave_requests_max: int = Field(128, ge=1, le=512, description="Most requests of a wave.")
+    wave_requests_max: int = Field(
+        128, ge=1, le=512, description="Most requests of a wave, where the stages do not take fewer."
+    )
     chunk_grid: Literal["free", "fixed"] = Field(
         "free", description="fixed: cut prompts at multiples of M only, for bit-reproducible results."
     )

@@ -128,7 +128,8 @@ class Leadership:
                 wave_tokens_min=wave_tokens_min(config, stages),
                 block_tokens=first.block_tokens,
                 alignment_tokens=math.lcm(*(s.alignment_tokens for s in stages)),
-                wave_requests_max=config.wave_requests_max,
+                # The stages have room for no more rows than that.
+                wave_requests_max=min(config.wave_requests_max, first.wave_requests_max),
                 fixed_grid=config.chunk_grid == "fixed",
             ),
             _policy(config, stages),

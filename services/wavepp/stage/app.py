@@ -191,6 +191,7 @@ def registration_of(config: StageConfig, facts: ModelFacts, address: str, link_a
         block_tokens=facts.block_tokens,
         alignment_tokens=facts.alignment_tokens,
         wave_tokens_max=config.wave_tokens_max,
+        wave_requests_max=config.wave_requests_max,
         eos_token_ids=facts.eos_token_ids,
         recurrent=facts.recurrent,
         emulated=is_emulated(config.model),

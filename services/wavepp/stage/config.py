@@ -24,7 +24,7 @@ class StageConfig(ProcessConfig):
     blocks: int = Field(1024, ge=2, description="Blocks of the kv pool.")
     block_tokens: int = Field(64, ge=1, le=4096, description="Tokens a block (B).")
     wave_tokens_max: int = Field(512, ge=1, description="Most prefill tokens of a wave (M); the same on all stages.")
-    wave_requests_max: int = Field(128, ge=1, le=512, description="Most requests of a wave.")
+    wave_requests_max: int = Field(128, ge=1, le=512, description="Most requests of a wave; the same on all stages.")
     dtype: Literal["auto", "bf16", "fp32"] = Field("auto", description="auto: bf16 where the CPU has it.")
     device: str = Field("cpu", description="Device to run on.")
     threads: int = Field(1, ge=1, le=256, description="Threads of the model's operations.")

@@ -37,6 +37,7 @@ class StageRegistration(BaseModel):
     block_tokens: int = Field(ge=1)
     alignment_tokens: int = Field(ge=1)
     wave_tokens_max: int = Field(ge=1)
+    wave_requests_max: int = Field(ge=1)
     eos_token_ids: tuple[int, ...]
     recurrent: bool
     emulated: bool
@@ -57,6 +58,7 @@ class StageRegistration(BaseModel):
             "cache_dtype",
             "block_tokens",
             "wave_tokens_max",
+            "wave_requests_max",
             "emulated",
         )
         return {name: getattr(self, name) for name in names}
