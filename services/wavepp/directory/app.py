@@ -50,14 +50,13 @@ async def run_directory(config: DirectoryConfig, stop: asyncio.Event) -> None:
             server.add(register, servicer, "wavepp.v1.DirectoryService")
             port = await server.start(config.bind_host, config.bind_port)
             servicer.address = config.advertised(port)
-            if config.metrics_port >= 0:
-                metrics.serve(config.bind_host, config.metrics_port)
+            metrics_port = metrics.serve(config.bind_host, config.metrics_port) if config.metrics_port >= 0 else -1
             tasks.spawn(watch_loop_lag(metrics), "loop-lag", endless=True)
             tasks.spawn(leadership.watch_stages(), "watch-stages", endless=True)
             leading = tasks.spawn(leadership.run(servicer.address), "leadership", endless=True)
             # A standby is healthy too: it serves as soon as it leads.
             await server.set_serving(True)
-            _log.info("directory ready at %s", servicer.address)
+            _log.info("directory ready at %s, metrics port %d", servicer.address, metrics_port)
             await stop.wait()
             # First of all: another directory leads at once then, and the router's stream ends here. The server would
             # wait for that stream as long as it waits for any call.

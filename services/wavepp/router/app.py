@@ -60,8 +60,7 @@ async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
             server.add(prefill_pb2_grpc.add_AdminServiceServicer_to_server, admin, "wavepp.v1.AdminService")
             port = await server.start(config.bind_host, config.bind_port)
             admin.address = config.advertised(port)
-            if config.metrics_port >= 0:
-                metrics.serve(config.bind_host, config.metrics_port)
+            metrics_port = metrics.serve(config.bind_host, config.metrics_port) if config.metrics_port >= 0 else -1
             export_gauges(metrics, leadership, tracing)
             tasks.spawn(watch_loop_lag(metrics), "loop-lag", endless=True)
             tasks.spawn(leadership.watch_stages(), "watch-stages", endless=True)
@@ -70,7 +69,7 @@ async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
             tasks.spawn(watch_progress(leadership, front_door, admin, server), "watch-progress")
             if telemetry.enabled:
                 tasks.spawn(tracing.write(), "trace-write", endless=True)
-            _log.info("router listening at %s", admin.address)
+            _log.info("router listening at %s, metrics port %d", admin.address, metrics_port)
             await stop.wait()
             await _drain(leadership, front_door, server)
     finally:

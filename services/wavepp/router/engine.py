@@ -6,7 +6,6 @@ Everything runs on the event loop; nothing awaits between an event and its instr
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from wavepp.router.calls import Call
 from wavepp.router.errors import error_of
 from wavepp.router.timeline import Timeline
 from wavepp.v1 import directory_pb2, stage_pb2
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

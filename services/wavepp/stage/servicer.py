@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import AsyncIterator
 
@@ -17,8 +16,6 @@ from wavepp.stage import convert
 from wavepp.stage.model.base import MemoryReport
 from wavepp.stage.worker import StageWorker
 from wavepp.v1 import prefill_pb2, stage_pb2, stage_pb2_grpc
-
-_log = logging.getLogger(__name__)
 
 
 class StageServicer(stage_pb2_grpc.StageServiceServicer):
