@@ -9,6 +9,7 @@ import grpc
 from wavepp.infra.registration import StageRegistration
 from wavepp.infra.rpc import open_channel
 from wavepp.router.leadership import Leadership
+from wavepp.router.timeline import timeline_response
 from wavepp.v1 import directory_pb2, directory_pb2_grpc, prefill_pb2, prefill_pb2_grpc, stage_pb2, stage_pb2_grpc
 
 ASK_TIMEOUT_S: Final = 2.0
@@ -72,8 +73,8 @@ class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
     ) -> prefill_pb2.GetTimelineResponse:
         """Finished waves."""
         engine = self._leadership.engine
-        waves = engine.timeline.last(request.waves_max) if engine else []
-        return prefill_pb2.GetTimelineResponse(waves=waves)
+        entries = engine.timeline.last(request.waves_max) if engine else []
+        return await asyncio.to_thread(timeline_response, entries)
 
     def _router(self, epochs_raised: int) -> prefill_pb2.RouterStatus:
         status = prefill_pb2.RouterStatus(

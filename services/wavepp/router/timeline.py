@@ -47,10 +47,15 @@ class Timeline:
         """The epoch moved: what was in flight never gets done."""
         self._in_flight.clear()
 
-    def last(self, waves_max: int) -> list[prefill_pb2.WaveRecord]:
-        """Finished waves, oldest first; 0 = all that are kept."""
+    def last(self, waves_max: int) -> list[WaveEntry]:
+        """Finished waves, oldest first; 0 = all that are kept. They change no more."""
         entries = list(self._done)
-        return [_record(e) for e in (entries[-waves_max:] if waves_max else entries)]
+        return entries[-waves_max:] if waves_max else entries
+
+
+def timeline_response(entries: list[WaveEntry]) -> prefill_pb2.GetTimelineResponse:
+    """For the wire. A full timeline takes about a second, so call it off the event loop."""
+    return prefill_pb2.GetTimelineResponse(waves=[_record(e) for e in entries])
 
 
 def _record(entry: WaveEntry) -> prefill_pb2.WaveRecord:
