@@ -100,8 +100,10 @@ class DirectoryClient:
             while self.address == address and not task.done():
                 self._moved.clear()
                 moved = asyncio.create_task(self._moved.wait())
-                await asyncio.wait({task, moved}, return_when=asyncio.FIRST_COMPLETED)
-                moved.cancel()
+                try:
+                    await asyncio.wait({task, moved}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    moved.cancel()
             if task.done():
                 task.result()
         finally:
