@@ -8,7 +8,7 @@ import pytest
 from wavepp.core import admission_messages as am
 from wavepp.core.admission import Admission
 from wavepp.core.changes import CacheChange, ChangeKind
-from wavepp.core.errors import InvariantError
+from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, RoundId, StageIndex, grant_id
 from wavepp.core.keys import Namespace, key_at, prefix_keys
 from wavepp.core.limits import KEY_BYTES
@@ -239,7 +239,7 @@ def test_an_id_that_is_admitted_twice_is_a_fault(granted_before: bool) -> None:
         directory.granted(g(1))
     else:
         directory.admit(g(1))
-    with pytest.raises(InvariantError):
+    with pytest.raises(PeerProtocolError):
         directory.admit(g(1), batch=2)
 
 

@@ -56,14 +56,14 @@ def test_the_epoch_is_raised_when_the_last_stage_is_up() -> None:
     assert keeper.handle(up(0)) == [RaiseEpoch(1)]
 
 
-def test_every_stage_hears_of_its_neighbours() -> None:
+def test_every_stage_hears_of_the_next_one() -> None:
     keeper = EpochKeeper(3)
     for stage in (0, 1, 2):
         keeper.handle(up(stage))
     assert keeper.handle(raised(4)) == [
-        Announce(StageIndex(0), PipelineEpoch(4), "link:inc1", "inc1", ""),
-        Announce(StageIndex(1), PipelineEpoch(4), "link:inc2", "inc2", "inc0"),
-        Announce(StageIndex(2), PipelineEpoch(4), "", "", "inc1"),
+        Announce(StageIndex(0), PipelineEpoch(4), "link:inc1", "inc1"),
+        Announce(StageIndex(1), PipelineEpoch(4), "link:inc2", "inc2"),
+        Announce(StageIndex(2), PipelineEpoch(4), "", ""),
     ]
 
 
@@ -118,7 +118,8 @@ def test_what_breaks_while_the_epoch_is_raised_raises_it_once_more() -> None:
     assert keeper.handle(up(0, "third")) == [], "one raise at a time"
     assert keeper.handle(raised(2)) == [RaiseEpoch(2)]
     announced = keeper.handle(raised(3))
-    assert [i.previous_incarnation for i in announced if isinstance(i, Announce)] == ["", "third"]
+    assert [i.next_incarnation for i in announced if isinstance(i, Announce)][-1] == ""
+    assert [i.stage for i in announced if isinstance(i, Announce)] == [0, 1]
     assert keeper.epoch == 3
 
 

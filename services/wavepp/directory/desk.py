@@ -15,6 +15,7 @@ from wavepp.directory import convert
 from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.ledger_writer import LedgerWriter
 from wavepp.directory.stage_stream import StageStream
+from wavepp.infra.faults import fatal_faults
 from wavepp.infra.outbox import Outbox
 from wavepp.infra.registration import StageRegistration
 from wavepp.infra.tasks import TaskOwner
@@ -126,8 +127,9 @@ class Desk:
 
     def apply(self, event: am.Event) -> None:
         """Let the core decide, and do what it says."""
-        for instruction in self.admission.handle(event):
-            self._do(instruction)
+        with fatal_faults("the directory's admission"):
+            for instruction in self.admission.handle(event):
+                self._do(instruction)
         if isinstance(event, am.StageConnected | am.StageDisconnected):
             self.tell_health()
 

@@ -96,9 +96,6 @@ class StageStream:
                 self._apply(convert.cache_changed(self.stage, event.changes))
             case "dump":
                 self._apply(convert.cache_dumped(self.stage, event.dump))
-            case "fenced":
-                # The router tells the epoch itself, when all stages hold it.
-                pass
             case other:
                 raise PeerProtocolError(f"unexpected event {other!r}")
 

@@ -14,6 +14,7 @@ from wavepp.core import dispatch_messages as dm
 from wavepp.core.dispatch import Dispatcher
 from wavepp.core.ids import RequestId
 from wavepp.core.requests import FailureKind, NewRequest
+from wavepp.infra.faults import fatal_faults
 from wavepp.router import convert
 from wavepp.router.calls import Call
 from wavepp.router.errors import error_of
@@ -89,8 +90,9 @@ class Engine:
         elif isinstance(event, dm.PipelineBroken):
             self.timeline.reset()
         without_waves = not self.dispatcher.waves_in_flight
-        for instruction in self.dispatcher.handle(event, time.monotonic_ns() / 1e6):
-            self._do(instruction)
+        with fatal_faults("the router's dispatcher"):
+            for instruction in self.dispatcher.handle(event, time.monotonic_ns() / 1e6):
+                self._do(instruction)
         if without_waves and self.dispatcher.waves_in_flight:
             # However long the work has waited: these waves are new, and have their time.
             self.last_progress = time.monotonic()

@@ -10,6 +10,7 @@ from wavepp.core import dispatch_messages as dm
 from wavepp.core.dispatch import Dispatcher, DispatchLimits
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch
+from wavepp.core.limits import PROMPT_TOKENS_MAX
 from wavepp.core.policies import MpuPolicy, StaticPolicy, WavePolicy
 from wavepp.core.requests import FailureKind
 from wavepp.core.waves import PlannerConfig, WavePlanner
@@ -240,7 +241,7 @@ def served_model(config: RouterConfig, stages: list[StageRegistration]) -> Serve
     """What requests must fit, from what the stages say and what the configuration limits. Raises StartupError."""
     first = stages[0]
     tightest = min(stages, key=lambda s: s.kv_blocks)
-    prompt_tokens_max = min(config.prompt_tokens_max or first.tokens_max, first.tokens_max)
+    prompt_tokens_max = min(config.prompt_tokens_max or first.tokens_max, first.tokens_max, PROMPT_TOKENS_MAX)
     if first.wave_tokens_max < max(s.alignment_tokens for s in stages):
         raise StartupError(f"wave_tokens_max {first.wave_tokens_max} is below the model's alignment")
     return ServedModel(

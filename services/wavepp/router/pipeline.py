@@ -120,9 +120,6 @@ class Pipeline:
                 self._apply(convert.wave_done(event.wave))
             case "room":
                 self._apply(convert.room_changed(stage, event.room))
-            case "failed":
-                _log.error("stage %d failed: %s", stage, event.failed.reason)
-                self._event(ep.StageDown(stage, event.failed.reason))
             case other:
                 _log.warning("stage %d: unexpected event %r", stage, other)
 
@@ -178,7 +175,6 @@ class Pipeline:
                     epoch=announce.epoch,
                     next_link_address=announce.next_link_address,
                     next_incarnation=announce.next_incarnation,
-                    previous_incarnation=announce.previous_incarnation,
                 )
             )
         )

@@ -7,6 +7,7 @@ them. With tracing off everything here does nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from typing import Final
 
@@ -25,6 +26,8 @@ from wavepp.infra.telemetry import (
 )
 from wavepp.router.engine import Engine
 from wavepp.router.timeline import WaveEntry
+
+_log = logging.getLogger(__name__)
 
 FINISHED_MAX: Final = 1024
 """Traces whose spans wait to be written; more are dropped, and counted."""
@@ -61,9 +64,14 @@ class Tracing:
             span.end()
 
     async def write(self) -> None:
-        """Write spans for ever; a task of the process."""
+        """Write spans for ever; a task of the process. A trace that cannot be written is dropped: requests go on."""
         while True:
-            await asyncio.to_thread(self._write, *(await self._finished.get()))
+            finished = await self._finished.get()
+            try:
+                await asyncio.to_thread(self._write, *finished)
+            except Exception:  # noqa: BLE001 - whatever a trace stumbles over, requests go on
+                self.dropped += 1
+                _log.exception("a trace was not written")
 
     def write_rest(self) -> None:
         """Write what still waits, once `write` and the front door have ended. Blocks."""

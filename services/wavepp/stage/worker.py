@@ -15,6 +15,7 @@ from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import GrantId, Incarnation, PipelineEpoch, StageIndex
 from wavepp.core.sequencer import Sequencer
 from wavepp.core.stage_cache import StageCache
+from wavepp.infra.faults import fatal_faults
 from wavepp.infra.outbox import Outbox
 from wavepp.infra.tasks import TaskOwner
 from wavepp.stage import convert
@@ -86,9 +87,10 @@ class StageWorker:
 
     def apply(self, event: sm.Event) -> None:
         """Let the sequencer decide, and do what it says. Raises PeerProtocolError for what a peer must not send."""
-        for instruction in self.sequencer.handle(event):
-            self._do(instruction)
-        self._publish_changes()
+        with fatal_faults("the stage's sequencer"):
+            for instruction in self.sequencer.handle(event):
+                self._do(instruction)
+            self._publish_changes()
         self.neighbours.wants_wave(self.sequencer.wants_wave)
 
     def wave_from_link(self, wave: sm.WaveArrived) -> None:
@@ -115,7 +117,6 @@ class StageWorker:
         return stage_pb2.RoundsHelloAck(
             incarnation=self.incarnation,
             next_change=self.sequencer.cache.cursor,
-            committed_grants=[g.grant for g in self.sequencer.grants.live()],
         )
 
     def send_dump(self) -> None:
@@ -154,9 +155,6 @@ class StageWorker:
             case sm.AckEpoch():
                 self.control.put(stage_pb2.ControlEvent(epoch=stage_pb2.EpochAck(epoch=instruction.epoch)))
                 self.control.put(stage_pb2.ControlEvent(room=convert.room(self.sequencer.cache.room())))
-            case sm.TellFenced():
-                fenced = stage_pb2.GrantsFenced(pipeline_epoch=instruction.epoch)
-                self.rounds.put(stage_pb2.RoundsEvent(fenced=fenced))
             case sm.ReportRoom():
                 self.control.put(stage_pb2.ControlEvent(room=convert.room(instruction.room)))
 

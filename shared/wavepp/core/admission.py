@@ -45,7 +45,7 @@ from wavepp.core.admission_messages import (
     Wait,
 )
 from wavepp.core.endpoint import StageOffer, agree, endpoint_max, explain
-from wavepp.core.errors import InvariantError
+from wavepp.core.errors import InvariantError, PeerProtocolError
 from wavepp.core.hint_sync import HintSync
 from wavepp.core.hints import HintIndex, ReuseHint
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, RoundId, StageIndex
@@ -201,7 +201,7 @@ class Admission:
         current = _Round(RoundId(self._last_round), event.batch, event.epoch, {})
         for attempt in event.attempts:
             if attempt.grant in self._round_of or attempt.grant in self._keys:
-                raise InvariantError(f"grant {attempt.grant} is admitted twice")
+                raise PeerProtocolError(f"grant {attempt.grant} is admitted twice")
             highest = endpoint_max(attempt.prompt_tokens, self._alignment_tokens)
             hint = self.hints.probe(attempt.keys, self._block_tokens, self._alignment_tokens, highest)
             asked = _Asked(attempt, hint, waiting_for=set(self._stages))

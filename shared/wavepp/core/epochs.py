@@ -77,13 +77,12 @@ class RaiseEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell a stage the epoch and its neighbours. Empty strings: there is no such neighbour."""
+    """Tell a stage the epoch and the next stage. Empty strings: it is the last one."""
 
     stage: StageIndex
     epoch: PipelineEpoch
     next_link_address: str
     next_incarnation: str
-    previous_incarnation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +192,11 @@ class EpochKeeper:
 
     def _announcement(self, stage: StageIndex) -> Announce:
         after = self._up.get(StageIndex(stage + 1))
-        before = self._up.get(StageIndex(stage - 1))
         return Announce(
             stage=stage,
             epoch=self.epoch,
             next_link_address=after.link_address if after else "",
             next_incarnation=after.incarnation if after else "",
-            previous_incarnation=before.incarnation if before else "",
         )
 
     def _acked(self, event: Acked) -> list[Instruction]:

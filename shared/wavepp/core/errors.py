@@ -15,11 +15,11 @@ class InvariantError(WaveppError):
     """A rule that must always hold does not: a fault in this program, never in its input."""
 
 
-class DoubleReleaseError(WaveppError):
+class DoubleReleaseError(InvariantError):
     """A receipt was used twice, or never came from here."""
 
 
-class TransitionError(WaveppError):
+class TransitionError(InvariantError):
     """An event that is impossible in the present state; carries the object's story (its last events)."""
 
     def __init__(self, what: str, state: str, event: str, story: tuple[str, ...] = ()) -> None:

@@ -43,7 +43,6 @@ from wavepp.core.stage_messages import (
     ReportWave,
     RunJob,
     SendWave,
-    TellFenced,
     WaveArrived,
     WaveSent,
 )
@@ -122,7 +121,7 @@ class Sequencer:
             case DirectoryConnected():
                 self._reconcile(event.known)
             case EpochSet():
-                self._set_epoch(event.epoch, out)
+                self._set_epoch(event.epoch)
             case LinksReady():
                 # Word of an older epoch's links may come late; it says nothing about this epoch's.
                 self._links_ready = self._links_ready or event.epoch == self.epoch
@@ -227,7 +226,7 @@ class Sequencer:
         for record in self.grants.live():
             self._end(record.grant, GrantEvent.FENCE)
 
-    def _set_epoch(self, epoch: PipelineEpoch, out: list[Instruction]) -> None:
+    def _set_epoch(self, epoch: PipelineEpoch) -> None:
         if epoch < self.epoch:
             raise PeerProtocolError(f"epoch {epoch} after epoch {self.epoch}: an old router still talks")
         if epoch > self.epoch:
@@ -238,7 +237,6 @@ class Sequencer:
             self._unsent = 0
             self._short.clear()
             self._fence()
-            out.append(TellFenced(epoch))
         self._epoch_unacked = True
 
     # ---- waves ----

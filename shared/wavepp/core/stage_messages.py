@@ -234,19 +234,10 @@ class AckEpoch:
 
 
 @dataclass(frozen=True, slots=True)
-class TellFenced:
-    """Tell the directory that the grants of epochs below this one are gone."""
-
-    epoch: PipelineEpoch
-
-
-@dataclass(frozen=True, slots=True)
 class ReportRoom:
     """Available room changed."""
 
     room: Room
 
 
-Instruction = (
-    RunJob | SendWave | ReportWave | ReportStep | AnswerPrepare | AnswerLower | AckEpoch | TellFenced | ReportRoom
-)
+Instruction = RunJob | SendWave | ReportWave | ReportStep | AnswerPrepare | AnswerLower | AckEpoch | ReportRoom

@@ -484,8 +484,6 @@ class SimMesh:
                 self._send(f"events:{index}", lambda: self._keep(ep.Acked(index, epoch)))
             case sm.ReportRoom(room=room):
                 self._send(f"events:{index}", lambda: self._dispatch(dm.RoomChanged(index, room)))
-            case sm.TellFenced():
-                pass
 
     def _send_wave(self, stage: _Stage, i: sm.SendWave) -> None:
         self._send(f"sent:{stage.index}", lambda: self._sent(stage, i.epoch))

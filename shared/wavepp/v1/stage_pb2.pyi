@@ -271,7 +271,6 @@ class RoundsEvent(_message.Message):
     LOWERED_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
     DUMP_FIELD_NUMBER: _builtins.int
-    FENCED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RoundsHelloAck: ...
     @_builtins.property
@@ -282,10 +281,6 @@ class RoundsEvent(_message.Message):
     def changes(self) -> Global___CacheChanges: ...
     @_builtins.property
     def dump(self) -> Global___CacheDump: ...
-    @_builtins.property
-    def fenced(self) -> Global___GrantsFenced:
-        """Grants of the directory's that an epoch ended."""
-
     def __init__(
         self,
         *,
@@ -294,13 +289,12 @@ class RoundsEvent(_message.Message):
         lowered: Global___PrepareAnswer | None = ...,
         changes: Global___CacheChanges | None = ...,
         dump: Global___CacheDump | None = ...,
-        fenced: Global___GrantsFenced | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "dump", b"dump", "event", b"event", "fenced", b"fenced", "hello", b"hello", "lowered", b"lowered", "prepared", b"prepared"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "dump", b"dump", "event", b"event", "hello", b"hello", "lowered", b"lowered", "prepared", b"prepared"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "dump", b"dump", "event", b"event", "fenced", b"fenced", "hello", b"hello", "lowered", b"lowered", "prepared", b"prepared"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "dump", b"dump", "event", b"event", "hello", b"hello", "lowered", b"lowered", "prepared", b"prepared"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["hello", "prepared", "lowered", "changes", "dump", "fenced"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["hello", "prepared", "lowered", "changes", "dump"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -312,24 +306,18 @@ class RoundsHelloAck(_message.Message):
 
     INCARNATION_FIELD_NUMBER: _builtins.int
     NEXT_CHANGE_FIELD_NUMBER: _builtins.int
-    COMMITTED_GRANTS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     next_change: _builtins.int
     """Cursor of the next cache change."""
-    @_builtins.property
-    def committed_grants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Running grants; the directory aborts nothing of these."""
-
     def __init__(
         self,
         *,
         incarnation: _builtins.str = ...,
         next_change: _builtins.int = ...,
-        committed_grants: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_grants", b"committed_grants", "incarnation", b"incarnation", "next_change", b"next_change"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "next_change", b"next_change"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -621,25 +609,6 @@ class CacheDump(_message.Message):
 Global___CacheDump: _TypeAlias = CacheDump  # noqa: Y015
 
 @_typing.final
-class GrantsFenced(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PIPELINE_EPOCH_FIELD_NUMBER: _builtins.int
-    pipeline_epoch: _builtins.int
-    def __init__(
-        self,
-        *,
-        pipeline_epoch: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pipeline_epoch", b"pipeline_epoch"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GrantsFenced: _TypeAlias = GrantsFenced  # noqa: Y015
-
-@_typing.final
 class ControlCommand(_message.Message):
     """---- control stream -----------------------------------------------------------------------------------------------"""
 
@@ -721,23 +690,20 @@ class SetEpoch(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     NEXT_LINK_ADDRESS_FIELD_NUMBER: _builtins.int
     NEXT_INCARNATION_FIELD_NUMBER: _builtins.int
-    PREVIOUS_INCARNATION_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     next_link_address: _builtins.str
     """Where the next stage listens for its link; empty on the last stage."""
     next_incarnation: _builtins.str
-    previous_incarnation: _builtins.str
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         next_link_address: _builtins.str = ...,
         next_incarnation: _builtins.str = ...,
-        previous_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "next_incarnation", b"next_incarnation", "next_link_address", b"next_link_address", "previous_incarnation", b"previous_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "next_incarnation", b"next_incarnation", "next_link_address", b"next_link_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -831,7 +797,6 @@ class ControlEvent(_message.Message):
     WAVE_FIELD_NUMBER: _builtins.int
     LINK_LOST_FIELD_NUMBER: _builtins.int
     ROOM_FIELD_NUMBER: _builtins.int
-    FAILED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___ControlHelloAck: ...
     @_builtins.property
@@ -844,10 +809,6 @@ class ControlEvent(_message.Message):
     def link_lost(self) -> Global___LinkLost: ...
     @_builtins.property
     def room(self) -> _types_pb2.Room: ...
-    @_builtins.property
-    def failed(self) -> Global___StageFailed:
-        """The stage can't go on as this incarnation."""
-
     def __init__(
         self,
         *,
@@ -857,13 +818,12 @@ class ControlEvent(_message.Message):
         wave: Global___WaveDone | None = ...,
         link_lost: Global___LinkLost | None = ...,
         room: _types_pb2.Room | None = ...,
-        failed: Global___StageFailed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "event", b"event", "failed", b"failed", "hello", b"hello", "link_lost", b"link_lost", "room", b"room", "step", b"step", "wave", b"wave"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "event", b"event", "hello", b"hello", "link_lost", b"link_lost", "room", b"room", "step", b"step", "wave", b"wave"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "event", b"event", "failed", b"failed", "hello", b"hello", "link_lost", b"link_lost", "room", b"room", "step", b"step", "wave", b"wave"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "event", b"event", "hello", b"hello", "link_lost", b"link_lost", "room", b"room", "step", b"step", "wave", b"wave"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["hello", "epoch", "step", "wave", "link_lost", "room", "failed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["hello", "epoch", "step", "wave", "link_lost", "room"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -1046,22 +1006,3 @@ class LinkLost(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LinkLost: _TypeAlias = LinkLost  # noqa: Y015
-
-@_typing.final
-class StageFailed(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REASON_FIELD_NUMBER: _builtins.int
-    reason: _builtins.str
-    def __init__(
-        self,
-        *,
-        reason: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StageFailed: _TypeAlias = StageFailed  # noqa: Y015
