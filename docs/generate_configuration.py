@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
+
 from wavepp.directory.config import DirectoryConfig
 from wavepp.infra.config import ENV_PREFIX, Config
 from wavepp.infra.config_fields import CommonFields

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-
 from perf.clusters import BLOCK_TOKENS
 
 Kind = Literal["runner", "transformers"]
@@ -148,6 +147,7 @@ def _open_transformers(model: Path, threads: int) -> Begin:
     import torch
     from transformers import AutoModelForCausalLM, DynamicCache
     from transformers.utils import logging
+
     from wavepp.stage.model.compute import choose_compute
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import grpc
+
 from wavepp.cli.fetch import SMOLLM2, fetch_model
 from wavepp.cli.local_cluster import ClusterSpec, LocalCluster
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc

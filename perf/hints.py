@@ -11,6 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from perf.clusters import BLOCK_TOKENS, VOCABULARY, cluster, emulated, parser, pids_of
+from perf.load import Prompts, run_closed_loop
+from perf.machine import LoadWatch, cpu_s
+from perf.report import Cell, Goal, finish, table
+from perf.stats import percentile
+
 from wavepp.core.endpoint import endpoint_max
 from wavepp.core.frames import FrameChunk, FrameHeader, StepTime, TensorSpec
 from wavepp.core.hints import HintIndex
@@ -19,12 +25,6 @@ from wavepp.core.keys import Namespace, prefix_keys
 from wavepp.core.limits import KEY_BYTES
 from wavepp.core.policies import MpuPolicy
 from wavepp.core.waves import PlannerConfig, WavePlanner
-
-from perf.clusters import BLOCK_TOKENS, VOCABULARY, cluster, emulated, parser, pids_of
-from perf.load import Prompts, run_closed_loop
-from perf.machine import LoadWatch, cpu_s
-from perf.report import Cell, Goal, finish, table
-from perf.stats import percentile
 
 LONG_TOKENS: Final = 262_144
 INDEX_KEYS: Final = 1_000_000

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import grpc
 import numpy as np
+
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
 
 REQUEST_TIMEOUT_S = 300.0

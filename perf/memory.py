@@ -6,12 +6,12 @@ import argparse
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from wavepp.v1 import prefill_pb2
-
 from perf.clusters import BLOCK_TOKENS, add_model, cluster, model_info, model_path, parser, status
 from perf.load import Prompts, run_closed_loop
 from perf.machine import LoadWatch
 from perf.report import Cell, Goal, finish, table
+
+from wavepp.v1 import prefill_pb2
 
 MB: Final = 1e6
 UNEXPLAINED_GOAL_MB: Final = 100.0

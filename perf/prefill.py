@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from wavepp.cli.local_cluster import LocalCluster
-
 from perf.bare import BareProcess, Kind, Work, run_together
 from perf.clusters import add_model, cluster, model_info, model_path, parser, pids_of, timeline
 from perf.load import Prompts, run_closed_loop
 from perf.machine import LoadWatch, cpu_s
 from perf.report import Cell, Goal, finish, table
 from perf.stats import Step, percentile, utilisation
+
+from wavepp.cli.local_cluster import LocalCluster
 
 STAGES: Final = 2
 UTILISATION_GOAL: Final = 0.90

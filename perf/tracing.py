@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Final
 
 from opentelemetry.trace import NoOpTracer
-from wavepp.cli.local_cluster import LocalCluster
-from wavepp.core.ids import RequestId
-from wavepp.infra.telemetry import Telemetry
-from wavepp.router.tracing import Tracing
-
 from perf.clusters import BLOCK_TOKENS, HOME, cluster, model_info, parser, pids_of
 from perf.load import Prompts, for_seconds, run_closed_loop
 from perf.machine import LoadWatch, cpu_s
 from perf.report import Cell, Goal, finish, table
+
+from wavepp.cli.local_cluster import LocalCluster
+from wavepp.core.ids import RequestId
+from wavepp.infra.telemetry import Telemetry
+from wavepp.router.tracing import Tracing
 
 CLIENTS: Final = 16
 PROMPT_TOKENS: Final = 1024

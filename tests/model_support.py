@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
 from wavepp.stage.model.base import Job, JobChunk, JobResult, NamedTensor, Sampling, StageModel
 from wavepp.stage.model.factory import ModelOptions, open_stage_model
 from wavepp.stage.model.runner import TorchStage

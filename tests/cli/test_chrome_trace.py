@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from wavepp.cli.chrome_trace import chrome_trace
 from wavepp.cli.trace import write_timeline
 from wavepp.core.errors import WaveppError

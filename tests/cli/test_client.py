@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+
 from wavepp.cli.batch import prefill_all
 from wavepp.cli.client import CallError, MeshClient
 from wavepp.infra.rpc_errors import PUSHBACK_KEY

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from wavepp.cli import fetch
 from wavepp.cli.fetch import FetchError, fetch_model
 from wavepp.cli.gguf_convert import hf_name

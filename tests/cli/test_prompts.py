@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavepp.cli.prompts import collect_prompts, parse_tokens
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.tokens import encode_tokens

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from wavepp.cli.sizing import available_memory, cache_bytes_per_token, default_wave_tokens, emulated_pool, pool_for
 
 CONFIG: dict[str, Any] = {

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from wavepp.cli.leftovers import end_leftovers, forget_processes, note_processes
 from wavepp.cli.processes import RESTARTS_MAX, ManagedProcess, ProcessDiedError, too_often
 from wavepp.cli.run_dir import RunDirBusyError, own_run_dir

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from typer.testing import CliRunner, Result
+
 from wavepp.cli.main import app
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from wavepp.cli.address import NoAddressError, find_address, forget_address, write_address
 from wavepp.cli.fetch import FetchError
 from wavepp.cli.up import next_commands

@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 from rich.console import Console, RenderableType
+
 from wavepp.cli.batch import Outcome
 from wavepp.cli.client import Answer, CallError
 from wavepp.cli.plain import to_plain

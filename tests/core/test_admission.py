@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 import pytest
+
 from wavepp.core import admission_messages as am
 from wavepp.core.admission import Admission
 from wavepp.core.changes import CacheChange, ChangeKind

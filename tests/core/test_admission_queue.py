@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavepp.core.admission_messages import Wait
 from wavepp.core.admission_queue import AdmissionQueue, QueueFullError
 from wavepp.core.ids import PrefixKey, RequestId

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 import pytest
+
 from wavepp.core import dispatch_messages as dm
 from wavepp.core.admission_messages import Granted, NeverFits, Verdict, Void, Wait
 from wavepp.core.admission_queue import QueueFullError

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavepp.core.endpoint import Agreement, StageOffer, agree, endpoint_max, explain
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.hints import ReuseHint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from wavepp.core.epochs import (
     Acked,
     Announce,

@@ -12,6 +12,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from wavepp.core.errors import InvalidInputError, PeerProtocolError
 from wavepp.core.frames import (
     DTYPE_BYTES,

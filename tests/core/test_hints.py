@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavepp.core.changes import CacheChange, ChangeKind
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.hints import HintIndex

@@ -11,9 +11,10 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-import wavepp.core.keys as keys_module
 from hypothesis import given
 from hypothesis import strategies as st
+
+import wavepp.core.keys as keys_module
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import PrefixKey
 from wavepp.core.keys import Namespace, digest, extend_keys, key_at, key_count, prefix_keys, root_key

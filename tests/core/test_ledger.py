@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from wavepp.core.admission_messages import SetRecord
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, RoundId, grant_id
 from wavepp.core.ledger import Ledger

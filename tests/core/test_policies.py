@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.policies import MpuPolicy, MpuReadings, QueueView, StaticPolicy, mpu_budgets
 

@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavepp.core.errors import TransitionError
 from wavepp.core.ids import PipelineEpoch, RequestId, grant_id
 from wavepp.core.keys import Namespace, prefix_keys, root_key

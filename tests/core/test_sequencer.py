@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from wavepp.core import stage_messages as sm
 from wavepp.core.errors import InvariantError, PeerProtocolError
 from wavepp.core.frames import FailedGrant, FrameChunk, StepTime

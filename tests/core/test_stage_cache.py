@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from cache_bench import DENSE, HYBRID, B, Bench, key_of, keys_of
+
 from wavepp.core.cache_types import pins_limit
 from wavepp.core.errors import DoubleReleaseError, InvalidInputError, InvariantError
 from wavepp.core.ids import GrantId

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cache_bench import DENSE, B, Bench, evict, key_of, keys_of
+
 from wavepp.core.errors import InvalidInputError, InvariantError, TransitionError
 from wavepp.core.eviction import EvictionQueue
 from wavepp.core.ids import BlockId, GrantId

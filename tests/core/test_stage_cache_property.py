@@ -9,6 +9,7 @@ from cache_oracle import Oracle
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from wavepp.core.errors import DoubleReleaseError
 from wavepp.core.ids import BlockId, GrantId, PrefixKey
 from wavepp.core.keys import Namespace, key_at, key_count, prefix_keys

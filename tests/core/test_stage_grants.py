@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavepp.core.errors import TransitionError
 from wavepp.core.ids import GrantId
 from wavepp.core.limits import KEY_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.tokens import TOKEN_ID_MAX, decode_tokens, encode_tokens, token_count
 

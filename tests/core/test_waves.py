@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import GrantId
 from wavepp.core.policies import QueueView, StaticPolicy

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+
 from wavepp.core.ids import GrantId
 from wavepp.core.policies import MpuPolicy, QueueView, StaticPolicy, WavePolicy
 from wavepp.core.waves import PlannedWave, PlannerConfig, WavePlanner

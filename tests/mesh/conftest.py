@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+
 from mesh_support import QUICK, MeshClient, open_client, running_mesh, write_profile
 from wavepp.cli.local_cluster import ClusterSpec, LocalCluster
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from etcd_support import frozen
 from mesh_support import (
     BLOCK,

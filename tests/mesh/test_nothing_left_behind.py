@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
+
 from mesh_support import BLOCK, VOCAB, MeshClient, check_answer
 from wavepp.cli.local_cluster import LocalCluster
 from wavepp.infra.etcd import EtcdClient

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from mesh_support import MeshClient, write_profile
 from wavepp.cli.local_cluster import LocalCluster, free_port
 

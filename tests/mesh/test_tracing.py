@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mesh_support import VOCAB, MeshClient, eventually
 
 CALLERS = 20

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import pytest
+
 from mesh_support import (
     BLOCK,
     QUICK,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+
 from wavepp.stage.model.attention.base import AttentionBackend
 from wavepp.stage.model.attention.select import ByLength, select_attention
 from wavepp.stage.model.attention.two_part import TwoPart

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavepp.stage.model.base import JobChunk
 from wavepp.stage.model.batch import ROWS_MIN, plan_batch
 

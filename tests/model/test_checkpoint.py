@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from wavepp.stage.model.checkpoint import open_checkpoint
 from wavepp.stage.model.errors import CheckpointError, ModelError, ModelNotFoundError, UnsupportedModelError
 from wavepp.stage.model.factory import ModelOptions, open_stage_model, plan_model

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavepp.stage.model.base import REASON_STATE_MISMATCH, Job, JobChunk, JobError, JobResult, Sampling
 from wavepp.stage.model.emulated import EmulatedStage
 from wavepp.stage.model.errors import CheckpointError, ModelNotFoundError

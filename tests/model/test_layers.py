@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_support import BLOCK_TOKENS, Pipeline, open_stages
 from transformers import AutoModelForCausalLM
+
+from model_support import BLOCK_TOKENS, Pipeline, open_stages
 from wavepp.stage.model import linear
 from wavepp.stage.model.base import Job, JobChunk, JobError, Sampling
 from wavepp.stage.model.checkpoint import open_checkpoint

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavepp.stage.model.base import Sampling
 from wavepp.stage.model.sampling import sample, uniform
 

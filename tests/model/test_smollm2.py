@@ -7,8 +7,9 @@ from pydoc_data import topics
 
 import pytest
 import torch
-from model_support import Pipeline, open_stages
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from model_support import Pipeline, open_stages
 from wavepp.stage.model.factory import plan_model
 
 TOKENS = 1045

@@ -7,6 +7,7 @@ from itertools import combinations, pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavepp.stage.model.adapters.dense import DenseAdapter
 from wavepp.stage.model.errors import ModelError
 from wavepp.stage.model.split import explicit_split, head_cost, layer_costs, split_layers, split_model

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+
 from wavepp.core.ids import PipelineEpoch, WaveId
 from wavepp.router import timeline as timeline_module
 from wavepp.router.admin import AdminServicer

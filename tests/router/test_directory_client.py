@@ -6,6 +6,7 @@ import asyncio
 from typing import cast
 
 import pytest
+
 from wavepp.infra.etcd import EtcdClient
 from wavepp.infra.etcd_keys import PipelineKeys
 from wavepp.router.directory_client import DirectoryClient

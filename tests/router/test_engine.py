@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+
 from wavepp.core import dispatch_messages as dm
 from wavepp.core.admission_messages import Granted
 from wavepp.core.dispatch import Dispatcher, DispatchLimits

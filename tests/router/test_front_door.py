@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+
 from wavepp.infra.telemetry import TracingOptions, setup_telemetry
 from wavepp.router.errors import NotServingError
 from wavepp.router.front_door import PrefillServicer

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+
 from wavepp.core.ids import StageIndex
 from wavepp.infra.etcd import EtcdClient
 from wavepp.infra.etcd_types import Fence

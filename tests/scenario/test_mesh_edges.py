@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sim_support import run_for
 from wavepp.core.ids import RequestId, StageIndex
 from wavepp.core.requests import FailureKind, Outcome

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from wavepp.core import dispatch, stage_grants
 from wavepp.core import stage_messages as sm
 from wavepp.core.errors import WaveppError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sim_support import check_answers, check_first_come_first_served, run_random_work
 from wavepp.core.requests import FailureKind
 from wavepp.sim.mesh import MeshConfig, SimMesh

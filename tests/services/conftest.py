@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+
 from etcd_support import LossyProxy
 from wavepp.infra.etcd import EtcdClient
 from wavepp.infra.etcd_server import EtcdServer

@@ -10,6 +10,7 @@ from typing import cast
 
 import uvloop
 from links_support import HELLO, MIB, options
+
 from wavepp.stage.links.base import Link
 from wavepp.stage.links.registry import TransportKind, make_transport
 from wavepp.stage.links.ucx_driver import UcxProfile

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 from pydantic import Field
+
 from wavepp.infra.config import ProcessConfig, load, resolve
 from wavepp.infra.errors import ConfigError
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
+
 from wavepp.core.errors import PeerProtocolError
 from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.leadership import Leadership

@@ -8,6 +8,7 @@ import time
 from contextlib import aclosing
 
 import pytest
+
 from etcd_support import LossyProxy, eventually, frozen
 from wavepp.infra import etcd as etcd_module
 from wavepp.infra.etcd import EtcdClient

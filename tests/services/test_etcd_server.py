@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+
 from wavepp.infra import etcd_server
 from wavepp.infra.errors import StartupError
 from wavepp.infra.etcd_server import EtcdServer

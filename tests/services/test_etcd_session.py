@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 import pytest
+
 from etcd_support import WAIT_S, LossyProxy, eventually, frozen
 from wavepp.core.errors import InvalidInputError
 from wavepp.infra.etcd import EtcdClient

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from etcd3aio.kv import KVService
+
 from etcd_support import WAIT_S, LossyProxy, eventually
 from wavepp.infra.etcd import EtcdClient
 from wavepp.infra.etcd_errors import EtcdUnavailableError

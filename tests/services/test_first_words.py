@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from wavepp.directory.app import directory_main
 from wavepp.directory.config import DirectoryConfig
 from wavepp.infra.process import Main

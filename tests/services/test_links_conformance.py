@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import uvloop
 from links_support import HELLO, KINDS, MIB, OPTIONS, SCHEME, connected, listening, options, pattern, transport_of
+
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
 from wavepp.core.limits import FRAME_HEADER_BYTES_MAX, FRAMES_UNREAD_MAX

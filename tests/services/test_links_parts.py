@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from links_support import HELLO, OPTIONS, options
+
 from wavepp.core.errors import InvalidInputError, PeerProtocolError
 from wavepp.core.limits import FRAME_PAYLOAD_BYTES_MAX, NAME_BYTES_MAX
 from wavepp.stage.links.errors import HelloRefusedError, TransportUnavailableError

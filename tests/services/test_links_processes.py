@@ -14,6 +14,7 @@ import psutil
 import pytest
 import uvloop
 from links_support import HELLO, KINDS, MIB, connected, listening, options, pattern, peer_process
+
 from wavepp.stage.links.errors import LinkLostError, LossReason
 from wavepp.stage.links.hello import expecting
 from wavepp.stage.links.registry import TransportKind, make_transport

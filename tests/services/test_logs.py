@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+
 from wavepp.infra import logs
 
 

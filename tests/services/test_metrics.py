@@ -7,6 +7,7 @@ import time
 import urllib.request
 
 import pytest
+
 from wavepp.infra.errors import StartupError
 from wavepp.infra.metrics import Metrics, watch_loop_lag
 

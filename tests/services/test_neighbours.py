@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
 from wavepp.infra.tasks import TaskOwner
 from wavepp.stage.links.base import Transport

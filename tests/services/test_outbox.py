@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+
 from wavepp.core.errors import PeerProtocolError
 from wavepp.infra.outbox import Outbox, OutboxFullError
 from wavepp.infra.streams import client_stream, serve_stream

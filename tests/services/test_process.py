@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from wavepp.infra.errors import BackgroundTaskError
 from wavepp.infra.tasks import TaskOwner
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from wavepp.infra.registration import RegistrationError, StageRegistration, check_fit, check_pipeline
 
 

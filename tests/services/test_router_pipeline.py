@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+
 from wavepp.core import epochs as ep
 from wavepp.core.ids import Incarnation, StageIndex
 from wavepp.infra.etcd import EtcdClient

@@ -11,9 +11,10 @@ from typing import Any
 
 import grpc
 import pytest
-from etcd_support import LossyProxy
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from etcd_support import LossyProxy
 from wavepp.core.errors import InvalidInputError, InvariantError, WaveppError
 from wavepp.core.limits import MESSAGE_BYTES_MAX
 from wavepp.infra import etcd_channel, rpc

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from wavepp.infra.etcd import EtcdClient
 from wavepp.infra.etcd_keys import PipelineKeys
 from wavepp.infra.registration import StageRegistration

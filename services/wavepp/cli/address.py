@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+
 from wavepp.core.errors import WaveppError
 
 RUN_DIR: Final = Path(".wavepp/run")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import grpc
+
 from wavepp.core.errors import WaveppError
 from wavepp.infra.rpc import CHANNEL_OPTIONS
 from wavepp.infra.rpc_errors import PUSHBACK_KEY

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+
 from wavepp.cli.model import MODELS_DIR
 from wavepp.cli.terminal import EXIT_FAILED, EXIT_INTERRUPTED, errors_as_lines, fail, stderr, stdout
 

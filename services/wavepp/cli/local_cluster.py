@@ -14,6 +14,7 @@ from typing import Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from wavepp.cli.leftovers import forget_processes, note_processes
 from wavepp.cli.processes import ManagedProcess, ProcessDiedError, too_often
 from wavepp.core.errors import WaveppError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import typer
+
 from wavepp.cli import demo, model, prefill, status, trace, up
 
 # Rich's tracebacks would print the values of local variables: prompts and salts among them.

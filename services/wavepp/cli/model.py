@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+
 from wavepp.cli.terminal import errors_as_lines, stderr, stdout
 
 MODELS_DIR: Final = Path(".wavepp/models")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from wavepp.cli.address import RUN_DIR, AddressOption, RunDirOption, find_address
 from wavepp.cli.terminal import EXIT_FAILED, errors_as_lines, fail, stderr, stdout
 from wavepp.core.limits import TOP_LOGPROBS_MAX

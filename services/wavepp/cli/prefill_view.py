@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
+
 from wavepp.cli.batch import Outcome
 from wavepp.cli.plain import to_plain
 from wavepp.v1 import prefill_pb2

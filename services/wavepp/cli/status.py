@@ -7,6 +7,7 @@ import time
 from typing import Annotated
 
 import typer
+
 from wavepp.cli.address import RUN_DIR, AddressOption, RunDirOption, find_address
 from wavepp.cli.terminal import errors_as_lines, stdout
 
@@ -20,6 +21,7 @@ def status(
 ) -> None:
     """Show processes, incarnations, layers, pools, leases, hints, waves in flight and the queue."""
     from rich.live import Live
+
     from wavepp.cli.client import MeshClient
     from wavepp.cli.plain import to_plain
     from wavepp.cli.status_view import status_view

@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 
 import typer
 from rich.console import Console
+
 from wavepp.core.errors import WaveppError
 
 EXIT_FAILED: Final = 1

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from wavepp.cli.address import RUN_DIR, AddressOption, RunDirOption, find_address
 from wavepp.cli.terminal import errors_as_lines, stdout
 from wavepp.core.errors import WaveppError

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
 from wavepp.cli.address import PORT, RUN_DIR, forget_address, write_address
 from wavepp.cli.model import MODELS_DIR
 from wavepp.cli.terminal import errors_as_lines, stderr, stdout

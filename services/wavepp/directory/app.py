@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import grpc
+
 from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.leadership import Leadership, NotReadyError
 from wavepp.directory.servicer import DirectoryServicer

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgpack
+
 from wavepp.core.admission_messages import RecordWritten, SetRecord
 from wavepp.core.ids import GrantId, PipelineEpoch
 from wavepp.infra.backoff import Backoff

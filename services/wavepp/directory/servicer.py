@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import grpc
+
 from wavepp.core import admission_messages as am
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import PipelineEpoch

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import grpc
+
 from wavepp.core.admission_messages import Event, StageConnected, StageDisconnected
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import DirectoryEpoch, GrantId, StageIndex

@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 import grpc
+
 from wavepp.infra.registration import StageRegistration
 from wavepp.infra.rpc import open_channel
 from wavepp.router.leadership import Leadership

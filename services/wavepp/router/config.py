@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
+
 from wavepp.infra.config import ProcessConfig
 
 

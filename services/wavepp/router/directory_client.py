@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import grpc
+
 from wavepp.core import dispatch_messages as dm
 from wavepp.core.errors import PeerProtocolError
 from wavepp.infra.backoff import Backoff

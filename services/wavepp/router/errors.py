@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import grpc
+
 from wavepp.core.admission_queue import QueueFullError
 from wavepp.core.dispatch import DuplicateRequestError
 from wavepp.core.errors import WaveppError

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+
 from wavepp.core.errors import InvariantError
 from wavepp.core.limits import MESSAGE_BYTES_MAX
 from wavepp.core.requests import FailureKind

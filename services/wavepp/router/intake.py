@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar
 
 import numpy as np
+
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import RequestId
 from wavepp.core.keys import Namespace, prefix_keys, root_key

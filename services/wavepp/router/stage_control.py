@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 import grpc
+
 from wavepp.core import epochs as ep
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex

@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
+
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.tokens import encode_tokens
 from wavepp.infra.errors import StartupError

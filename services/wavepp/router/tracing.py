@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+
 from wavepp.core.errors import WaveppError
 from wavepp.core.ids import RequestId
 from wavepp.core.limits import REQUEST_ID_BYTES_MAX

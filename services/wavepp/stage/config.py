@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
+
 from wavepp.core.limits import STAGES_MAX
 from wavepp.infra.config import ProcessConfig
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 import grpc
+
 from wavepp.core.ids import Incarnation
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.errors import StartupError

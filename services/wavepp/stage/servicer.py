@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator
 
 import grpc
+
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import GrantId
 from wavepp.core.stage_messages import AbortArrived

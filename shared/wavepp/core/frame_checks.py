@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
+
 from wavepp.core.frame_types import (
     DTYPE_BYTES,
     POSITION_MAX,

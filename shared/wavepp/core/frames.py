@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgpack
+
 from wavepp.core import frame_checks as checks
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.frame_checks import FLAG_DECODE, FLAG_LAST, FLAG_SNAPSHOT

@@ -22,6 +22,7 @@ from pydantic_settings import (
     SettingsConfigDict,
     SettingsError,
 )
+
 from wavepp.infra.config_fields import CommonFields
 from wavepp.infra.errors import ConfigError
 

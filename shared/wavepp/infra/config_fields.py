@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
+
 from wavepp.core.limits import NAME_BYTES_MAX
 from wavepp.infra.errors import StartupError
 from wavepp.infra.etcd import EtcdClient

@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 
 import grpc
 from etcd3aio._protobuf import WatchCreateRequest
+
 from wavepp.infra.etcd_channel import EtcdTls, Member, Members
 from wavepp.infra.etcd_errors import (
     EtcdAmbiguousError,

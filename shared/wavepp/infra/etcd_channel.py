@@ -13,6 +13,7 @@ from etcd3aio._protobuf import LeaseKeepAliveRequest, LeaseStub, WatchRequest, W
 from etcd3aio.errors import EtcdError as LibraryError
 from etcd3aio.kv import KVService
 from etcd3aio.lease import LeaseService
+
 from wavepp.core.limits import MESSAGE_BYTES_MAX
 from wavepp.infra.etcd_errors import (
     EtcdError,

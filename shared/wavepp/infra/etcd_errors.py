@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 from etcd3aio.errors import EtcdError as LibraryError
+
 from wavepp.core.errors import WaveppError
 
 # gRPC says so, and only so, when no connection existed and the request never left this process. A text that is

@@ -19,6 +19,7 @@ from prometheus_client import (
     ProcessCollector,
     start_http_server,
 )
+
 from wavepp.infra.errors import StartupError
 
 PREFIX: Final = "wavepp"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TextIO
 
 import uvloop
+
 from wavepp.core.errors import WaveppError
 from wavepp.infra.errors import BackgroundTaskError, StartupError
 

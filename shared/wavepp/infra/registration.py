@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from wavepp.core.errors import WaveppError
 from wavepp.core.limits import STAGES_MAX
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Self, TypeVar
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+
 from wavepp.core.limits import MESSAGE_BYTES_MAX
 from wavepp.infra.errors import StartupError
 from wavepp.infra.rpc_errors import ErrorInterceptor, ErrorTable

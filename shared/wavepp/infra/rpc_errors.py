@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
+
 from wavepp.core.errors import InvalidInputError, PeerProtocolError, WaveppError
 from wavepp.infra.etcd_errors import (
     EtcdAmbiguousError,

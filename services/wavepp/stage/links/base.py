@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.limits import FRAME_PAYLOAD_BYTES_MAX
 from wavepp.stage.links.errors import LinkLostError

@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 import msgpack
+
 from wavepp.core.errors import InvalidInputError, PeerProtocolError
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgpack
+
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
 from wavepp.core.limits import NAME_BYTES_MAX, STAGES_MAX

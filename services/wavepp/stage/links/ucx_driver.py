@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
+
 from wavepp.stage.links.errors import TransportUnavailableError
 
 if TYPE_CHECKING:

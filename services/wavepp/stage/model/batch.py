@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
 from wavepp.stage.model.base import Job, JobChunk, JobError
 
 I64 = npt.NDArray[np.int64]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+
 from wavepp.stage.model.errors import ModelError
 
 DTYPES: Final = {

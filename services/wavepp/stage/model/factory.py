@@ -126,6 +126,7 @@ def _check_layers(options: ModelOptions, layers: int) -> None:
 
 def _open_torch_stage(options: ModelOptions, checkpoint: Checkpoint) -> StageModel:
     import torch
+
     from wavepp.stage.model.attention.select import select_attention
     from wavepp.stage.model.compute import choose_compute, configure_process, return_freed_memory
     from wavepp.stage.model.pools import PagedPools

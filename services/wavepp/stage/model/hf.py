@@ -16,6 +16,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, LoadStateDictConfig
 from transformers.utils.logging import disable_progress_bar
+
 from wavepp.stage.model.attention.base import AttentionBackend
 from wavepp.stage.model.checkpoint import Checkpoint
 from wavepp.stage.model.compute import Compute

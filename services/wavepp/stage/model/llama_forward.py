@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+
 from wavepp.stage.model.attention.base import AttentionBackend
 from wavepp.stage.model.checkpoint import Checkpoint
 from wavepp.stage.model.compute import Compute

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
 from wavepp.stage.model.batch import ROWS_MIN, BatchPlan
 
 

@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from wavepp.core.keys import digest
 from wavepp.stage.model.errors import CheckpointError, ModelNotFoundError
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
 from wavepp.stage.model.checkpoint import Checkpoint
 
 

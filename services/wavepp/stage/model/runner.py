@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
 from wavepp.core.frame_types import TensorSpec
 from wavepp.stage.model.base import (
     REASON_NONFINITE,

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
 from wavepp.stage.model.base import SampledToken, Sampling
 
 _MASK64: Final = (1 << 64) - 1

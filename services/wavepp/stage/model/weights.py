@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from safetensors import safe_open
 from torch import Tensor
+
 from wavepp.stage.model.checkpoint import Checkpoint
 from wavepp.stage.model.errors import CheckpointError
 

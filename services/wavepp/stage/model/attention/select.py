@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
 from wavepp.stage.model.attention.base import AttentionBackend
 from wavepp.stage.model.attention.two_part import TwoPart
 from wavepp.stage.model.attention.whole_row import KEYS_MAX, WholeRow
