@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavepp.cli.prompts import collect_prompts, parse_tokens
+from wavepp.cli.prompts import collect_prompts, parse_tokens, utf8
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.tokens import encode_tokens
 from wavepp.v1 import prefill_pb2
@@ -73,3 +73,13 @@ def test_a_long_prompt_has_a_short_name() -> None:
     (prompt,) = collect_prompts(["line one\nline two " * 50], [], [])
     assert len(prompt.name) == 32
     assert "\n" not in prompt.name
+
+
+def test_an_argument_that_is_not_utf8_is_named() -> None:
+    # What Python makes of the byte ff on a command line.
+    given = b"a\xff".decode("utf-8", "surrogateescape")
+    with pytest.raises(InvalidInputError, match="--text is not UTF-8 text at character 1"):
+        collect_prompts([given], [], [])
+    with pytest.raises(InvalidInputError, match="--salt is not UTF-8"):
+        utf8("--salt", given)
+    assert utf8("--salt", "schön") == "schön"

@@ -12,7 +12,7 @@ import pytest
 from etcd_support import WAIT_S, LossyProxy, eventually, frozen
 from wavepp.core.errors import InvalidInputError
 from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_election import Election, depose
+from wavepp.infra.etcd_election import Election, depose, depose_predecessor
 from wavepp.infra.etcd_errors import EtcdAmbiguousError, FencedError, SessionLostError
 from wavepp.infra.etcd_server import EtcdServer
 from wavepp.infra.etcd_session import Session
@@ -259,3 +259,25 @@ async def test_ambiguous_revocation_does_not_keep_a_session_from_closing(
 async def _until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - each caller has a time limit
         await asyncio.sleep(0.01)
+
+
+async def test_a_leader_that_died_is_replaced_at_once_by_who_has_its_address(
+    etcd: EtcdClient, etcd_prefix: str
+) -> None:
+    key = etcd_prefix + "leader"
+    async with Session(etcd, 60) as dead, Session(etcd, 60) as reborn:
+        token = await Election(dead, key).campaign(b"127.0.0.1:8470")
+        assert await depose_predecessor(reborn, key, b"127.0.0.1:8470")
+        async with asyncio.timeout(WAIT_S):
+            assert await Election(reborn, key).campaign(b"127.0.0.1:8470") > token
+        assert not await depose_predecessor(reborn, key, b"127.0.0.1:8470"), "it does not depose itself"
+
+
+async def test_a_leader_at_another_address_is_left_alone(etcd: EtcdClient, etcd_prefix: str) -> None:
+    key = etcd_prefix + "leader"
+    async with Session(etcd, 60) as leader, Session(etcd, 60) as other:
+        await Election(leader, key).campaign(b"127.0.0.1:8470")
+        assert not await depose_predecessor(other, key, b"127.0.0.1:8471")
+        held = await etcd.get(key)
+    assert held is not None
+    assert held.value == b"127.0.0.1:8470"

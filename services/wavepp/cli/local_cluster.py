@@ -114,7 +114,9 @@ class LocalCluster:
             self._etcd_started.append(time.monotonic())
             note_processes(spec.run_dir, self.pids)
         common = ("--etcd-endpoints", self.etcd_endpoints, *spec.common_arguments)
-        self.directory = self._spawn("directory", "wavepp.directory", (*common, *spec.directory_arguments))
+        # A port that stays: started again, the directory is known by its address and leads at once.
+        directory = (*common, "--bind-port", str(free_port()), *spec.directory_arguments)
+        self.directory = self._spawn("directory", "wavepp.directory", directory)
         router = [*common, "--bind-port", str(self.router_port)]
         if spec.tokenizer is not None:
             router += ["--tokenizer", str(spec.tokenizer)]

@@ -42,11 +42,13 @@ def prefill(
     from wavepp.cli.batch import prefill_all
     from wavepp.cli.client import MeshClient
     from wavepp.cli.prefill_view import answers_json, answers_table, explanation
-    from wavepp.cli.prompts import collect_prompts
+    from wavepp.cli.prompts import collect_prompts, utf8
     from wavepp.v1 import prefill_pb2, types_pb2
 
     with errors_as_lines("prefill"):
         prompts = collect_prompts(text or [], file or [], tokens or [])
+        salt = None if salt is None else utf8("--salt", salt)
+        model = utf8("--model", model)
         where = find_address(address, run_dir)
         requests = []
         for prompt in prompts:

@@ -35,12 +35,21 @@ class Prompt:
 
 def collect_prompts(texts: Sequence[str], files: Sequence[Path], tokens: Sequence[str]) -> list[Prompt]:
     """All prompts: texts first, then files ("-" is stdin), then token lists. Raises InvalidInputError."""
-    prompts = [Prompt(_short(text), text=text) for text in texts]
+    prompts = [Prompt(_short(text), text=utf8("--text", text)) for text in texts]
     prompts += [Prompt(_short(str(path)), text=_read(path)) for path in files]
     prompts += [Prompt(_short(given), token_bytes=encode_tokens(parse_tokens(given))) for given in tokens]
     if not prompts:
         raise InvalidInputError("no prompt: give --text, --file or --tokens, each as often as you like")
     return prompts
+
+
+def utf8(option: str, given: str) -> str:
+    """`given`, or InvalidInputError when the command line's bytes were no UTF-8."""
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(f"{option} is not UTF-8 text at character {error.start}") from None
+    return given
 
 
 def parse_tokens(given: str) -> list[int]:

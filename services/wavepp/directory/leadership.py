@@ -13,7 +13,7 @@ from wavepp.directory.desk import Desk
 from wavepp.directory.ledger_writer import LedgerWriter, decode_record
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_election import Election
+from wavepp.infra.etcd_election import Election, depose_predecessor
 from wavepp.infra.etcd_errors import EtcdError, SessionLostError
 from wavepp.infra.etcd_keys import PipelineKeys
 from wavepp.infra.etcd_session import Session
@@ -75,6 +75,9 @@ class Leadership:
             await asyncio.sleep(backoff.next_s())
 
     async def _lead(self, session: Session, address: str, backoff: Backoff) -> None:
+        if self._config.advertise_address is None:
+            # The address is that of a socket which this process listens on: nobody else can.
+            await depose_predecessor(session, self._keys.directory, address.encode())
         election = Election(session, self._keys.directory)
         token = await election.campaign(address.encode())
         backoff.reset()

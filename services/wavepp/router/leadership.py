@@ -17,7 +17,7 @@ from wavepp.core.waves import PlannerConfig, WavePlanner
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.errors import StartupError
 from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_election import Election
+from wavepp.infra.etcd_election import Election, depose_predecessor
 from wavepp.infra.etcd_errors import EtcdError
 from wavepp.infra.etcd_keys import PipelineKeys
 from wavepp.infra.etcd_session import Session
@@ -165,6 +165,9 @@ class Leadership:
             await asyncio.sleep(backoff.next_s())
 
     async def _lead(self, session: Session, address: str, backoff: Backoff) -> None:
+        if self.config.advertise_address is None:
+            # The address is that of a socket which this process listens on: nobody else can.
+            await depose_predecessor(session, self.keys.router, address.encode())
         election = Election(session, self.keys.router)
         token = await election.campaign(address.encode())
         backoff.reset()

@@ -155,3 +155,16 @@ async def depose(session: Session, leader: KeyValue) -> bool:
     except FencedError:
         return False
     return True
+
+
+async def depose_predecessor(session: Session, key: str, value: bytes) -> bool:
+    """Depose whoever leads at `key` under this very `value`, without waiting for its lease; True if there was one.
+
+    Only for values that name something which this process holds exclusively now, such as a socket's address: then the
+    leader that wrote it is dead, or is this process under a lease that it lost. May raise EtcdError.
+    """
+    held = await session.client.get(key)
+    if held is None or held.value != value or held.lease == session.lease:
+        return False
+    _log.info("%s: the leader before had this process' own address, so it is gone", key)
+    return await depose(session, held)
