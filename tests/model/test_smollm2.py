@@ -71,3 +71,20 @@ def test_bf16_is_no_further_from_fp32_than_transformers_bf16(
         error = (Pipeline(stages, record=True).prefill(prompt, TABLE, CHUNK)[1] - expected).abs()
         assert error.mean() <= 1.5 * own.mean(), (runner, attention)
         assert error.square().mean() <= 1.5**2 * own.square().mean(), (runner, attention)
+
+
+def test_in_fp32_packing_and_the_stage_split_change_no_bit(smollm2: Path, prompt: list[int]) -> None:
+    first, second, other = prompt[:CHUNK], prompt[CHUNK : 2 * CHUNK], prompt[600:664]
+    other_table = (25, 26)
+
+    one = Pipeline(open_stages(smollm2, (0, 30), blocks=40, block_tokens=64), record=True)
+    two = Pipeline(open_stages(smollm2, (0, 15, 30), blocks=40, block_tokens=64), record=True)
+    assert one.recorder is not None
+    assert two.recorder is not None
+    _, whole = one.prefill([*first, *second], TABLE, CHUNK)
+    _, split = two.prefill([*first, *second], TABLE, CHUNK)
+    assert torch.equal(split, whole), "two stages against one"
+
+    two.wave([(2, 0, first, range(27, 35))])
+    two.wave([(3, 0, other, other_table), (2, CHUNK, second, range(27, 35))])
+    assert torch.equal(two.recorder.logits[len(other) :], split[CHUNK:]), "packed against alone"
