@@ -8,13 +8,13 @@ import pytest
 
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import GrantId
-from wavepp.core.policies import QueueView, StaticPolicy
+from wavepp.core.policies import QueueView, StaticPolicy, WavePolicy
 from wavepp.core.waves import Chunk, PlannedWave, PlannerConfig, WavePlanner
 
 M = 1024
 
 
-class Budgets:
+class Budgets(WavePolicy):
     """A policy that gives what it is told and remembers what it saw."""
 
     def __init__(self, *budgets: int) -> None:

@@ -14,7 +14,7 @@ from wavepp.core.waves import PlannedWave, PlannerConfig, WavePlanner
 A = 4  # alignment, so that small numbers reach all cases
 
 
-class Sequence:
+class Sequence(WavePolicy):
     """A policy that goes through a list of budgets, again and again."""
 
     def __init__(self, budgets: list[int]) -> None:

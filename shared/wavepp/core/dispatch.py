@@ -358,6 +358,7 @@ class Dispatcher:
         if wave is None:
             return
         self.waves_done += 1
+        self._planner.measured(wave.chunks, event.steps)
         for failed in event.failed:
             record = self._by_grant.get(failed.grant)
             if record is not None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from wavepp.core.errors import InvalidInputError
+from wavepp.core.frame_types import StepTime
+from wavepp.core.ids import GrantId
+from wavepp.core.time_packing import TimeBudget
+from wavepp.core.wave_types import Chunk
 
 
 class Waiting(Protocol):
@@ -40,16 +45,32 @@ class QueueView:
     waves_in_flight: int
 
 
-class WavePolicy(Protocol):
-    """Chooses the wave's budget of prefill tokens; called exactly once for every wave with prefill in it.
+class WavePolicy(ABC):
+    """Chooses how large a wave's prefill is, and hears what it may need to know for that.
 
-    The planner clamps the answer to [alignment, M]. With a fixed grid it decides less: see `WavePlanner`.
+    With a fixed grid it decides less: see `WavePlanner`.
     """
 
-    def budget(self, view: QueueView) -> int: ...
+    @abstractmethod
+    def budget(self, view: QueueView) -> int | TimeBudget:
+        """Tokens, which the planner clamps to [alignment, M], or predicted time. Asked exactly once for every wave
+        with prefill in it.
+        """
+
+    def admitted(self, grant: GrantId, start: int, end: int) -> None:  # noqa: B027 - hearing it is optional
+        """Prefill [start, end) of a new grant."""
+
+    def left(self, grant: GrantId) -> None:  # noqa: B027 - hearing it is optional
+        """A grant's prefill is done on all stages, or was given up. May be said twice."""
+
+    def measured(self, chunks: Sequence[Chunk], steps: Sequence[StepTime]) -> None:  # noqa: B027
+        """A wave with these chunks is done, in these steps."""
+
+    def reset(self) -> None:  # noqa: B027 - hearing it is optional
+        """All grants are gone."""
 
 
-class StaticPolicy:
+class StaticPolicy(WavePolicy):
     """Every wave may have M tokens."""
 
     def __init__(self, wave_tokens_max: int) -> None:
@@ -97,7 +118,7 @@ def mpu_budgets(
     return tuple(budgets)
 
 
-class MpuPolicy:
+class MpuPolicy(WavePolicy):
     """The largest budget that still gives the pipeline enough waves.
 
     Wanted waves S = R + (F - 1) P with a ring of R. Waves on offer n(b) = max(W / b, N_{>b/2}), with W the

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import GrantId
 from wavepp.core.policies import QueueView
+from wavepp.core.time_packing import TimeBudget, fill_by_time
 from wavepp.core.wave_types import Chunk, PlannerConfig
 
 
@@ -84,12 +85,17 @@ class PrefillQueue:
         self._sizes.clear()
         self._tokens = 0
 
-    def take(self, budget: int, requests_max: int) -> list[Chunk]:
-        """Fill a wave of at most `budget` tokens (>= the alignment) and `requests_max` (>= 1) chunks.
+    def take(self, budget: int | TimeBudget, requests_max: int) -> list[Chunk]:
+        """Fill a wave of at most `budget` tokens (>= the alignment), or of about so much time, and `requests_max`
+        (>= 1) chunks.
 
-        At least one chunk when anything waits. Only a fixed grid may exceed the budget, and never M.
+        At least one chunk when anything waits. Only a fixed grid may exceed a budget of tokens, and nothing M.
         """
-        return [self._advance(work, length) for work, length in self._choose(budget, requests_max)]
+        if isinstance(budget, TimeBudget):
+            chosen = fill_by_time(self._works.values(), budget, self._config, requests_max)
+        else:
+            chosen = self._choose(budget, requests_max)
+        return [self._advance(work, length) for work, length in chosen]
 
     def validate(self) -> None:
         """Raises `InvariantError`. O(requests)."""

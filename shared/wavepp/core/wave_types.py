@@ -41,7 +41,10 @@ class PlannerConfig:
     one request may take while others wait. `snapshot_interval_tokens`: distance of recurrent snapshots; 0
     where no stage has recurrent layers. `fill_ahead_max`: how many requests that find no room in a wave are
     passed over to fill it with a later one that fits whole; 0 = strictly first come first served.
-    `grants_max`: grants known at once.
+    `grants_max`: grants known at once. `stage0_waves_max`: waves that stage 0 may have unfinished when another is
+    issued, that one included: 2, one that runs and one that waits, hides the way to it; with 1 a wave is planned only
+    when stage 0 has nothing to do. `spread`: whether requests that arrive together at an idle pipeline are spread over
+    waves, where the policy counts tokens.
     """
 
     stages: int
@@ -56,6 +59,8 @@ class PlannerConfig:
     snapshot_interval_tokens: int = 0
     fill_ahead_max: int = 64
     grants_max: int = 65_536
+    stage0_waves_max: int = 2
+    spread: bool = True
 
     def __post_init__(self) -> None:
         if self.ring == 0:
@@ -77,6 +82,7 @@ class PlannerConfig:
                 f"wave_requests_max: 1 to {WAVE_REQUESTS_MAX}",
             ),
             (self.ring >= 1, "ring must be positive"),
+            (1 <= self.stage0_waves_max <= self.ring or self.ring == 1, "stage0_waves_max: 1 to ring"),
             (0.0 < self.chunk_share_max <= 1.0, "chunk_share_max must be above 0 and at most 1"),
             (
                 min(self.snapshot_interval_tokens, self.fill_ahead_max, self.grants_max) >= 0,

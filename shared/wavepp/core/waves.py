@@ -7,18 +7,18 @@ The planner is pure and deterministic: the same calls give the same waves. It ne
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from wavepp.core.errors import InvalidInputError, InvariantError
+from wavepp.core.frame_types import StepTime
 from wavepp.core.ids import GrantId
 from wavepp.core.limits import WAVE_REQUESTS_MAX
 from wavepp.core.policies import WavePolicy
 from wavepp.core.prefill_queue import PrefillQueue
+from wavepp.core.time_packing import TimeBudget
 from wavepp.core.wave_types import Chunk, PlannedWave, PlannerConfig
 
 __all__ = ["Chunk", "PlannedWave", "PlannerConfig", "WavePlanner"]
-
-_STAGE0_WAVES_MAX = 2
-"""One that runs and one that waits."""
 
 
 class WavePlanner:
@@ -28,7 +28,8 @@ class WavePlanner:
     finished, so that one may run and one wait. Ends without other work only need room in the ring.
 
     *What*: decode chunks first, one token each, on top of the budget: so they neither starve prefill nor push
-    its cuts off the alignment. Then prefill, first come first served, up to the policy's budget:
+    its cuts off the alignment. Then prefill, first come first served, up to the policy's budget. For a budget of
+    time see `time_packing`; for one of tokens:
     - At most one chunk of a grant. It takes all that is left of the request or ends at a multiple of the
       alignment.
     - What remains of a budget, when below max(b_min, budget / 2), takes no fragment of a longer request. It
@@ -73,6 +74,7 @@ class WavePlanner:
             raise InvalidInputError(f"{len(self._known)} grants are known, which is the limit; admit fewer")
         self._known[grant] = keep_alive
         self._prefill.add(grant, start, end)
+        self._policy.admitted(grant, start, end)
 
     def add_decode(self, grant: GrantId, position: int) -> None:
         """One token, at `position`, of a grant that was kept alive; goes out with the next wave that has a slot."""
@@ -82,6 +84,7 @@ class WavePlanner:
             raise InvalidInputError(f"grant {grant} cannot decode yet: an earlier chunk of it waits")
         if position < 1:
             raise InvalidInputError(f"grant {grant} cannot decode at position {position}; it must be positive")
+        self._policy.left(grant)
         self._decode[grant] = position
 
     def cancel(self, grant: GrantId) -> None:
@@ -98,8 +101,13 @@ class WavePlanner:
         if grant not in self._known or grant in self._ends:
             return False
         self.cancel(grant)
+        self._policy.left(grant)
         self._ends[grant] = None
         return True
+
+    def measured(self, chunks: Sequence[Chunk], steps: Sequence[StepTime]) -> None:
+        """A wave with these chunks is done; what its steps took is for the policy."""
+        self._policy.measured(chunks, steps)
 
     def reset(self) -> None:
         """The epoch moved: all grants are gone, without ends. The policy keeps what it has learned."""
@@ -107,6 +115,7 @@ class WavePlanner:
         self._decode.clear()
         self._ends.clear()
         self._known.clear()
+        self._policy.reset()
 
     def has_work(self) -> bool:
         """Whether chunks or ends wait."""
@@ -134,7 +143,7 @@ class WavePlanner:
         if waves_in_flight >= self._config.ring:
             return None
         if self._prefill or self._decode:
-            if waves_in_stage0 >= _STAGE0_WAVES_MAX:
+            if waves_in_stage0 >= self._config.stage0_waves_max:
                 return None
             decode = self._take_decode()
             prefill = self._take_prefill(waves_in_flight, self._config.wave_requests_max - len(decode))
@@ -169,10 +178,12 @@ class WavePlanner:
         waiting = len(self._prefill)
         if not waiting or not slots:
             return []
-        if waves_in_flight < config.stages:
-            slots = min(slots, -(-waiting // (config.stages - waves_in_flight)))
-        wanted = self._policy.budget(self._prefill.view(waves_in_flight))
-        return self._prefill.take(max(config.alignment_tokens, min(wanted, config.wave_tokens_max)), slots)
+        budget = self._policy.budget(self._prefill.view(waves_in_flight))
+        if not isinstance(budget, TimeBudget):
+            if config.spread and waves_in_flight < config.stages:
+                slots = min(slots, -(-waiting // (config.stages - waves_in_flight)))
+            budget = max(config.alignment_tokens, min(budget, config.wave_tokens_max))
+        return self._prefill.take(budget, slots)
 
     def _take_ends(self) -> tuple[GrantId, ...]:
         ended: list[GrantId] = []

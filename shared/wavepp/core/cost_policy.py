@@ -1,0 +1,69 @@
+"""The policy `cost`: waves of equal predicted time, as large as the requests under way allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from wavepp.core.cost import StageCost, total
+from wavepp.core.cost_fit import FitReport
+from wavepp.core.cost_model import CostModel
+from wavepp.core.frame_types import StepTime
+from wavepp.core.ids import GrantId
+from wavepp.core.policies import QueueView, WavePolicy
+from wavepp.core.population import Population
+from wavepp.core.time_packing import TimeBudget
+from wavepp.core.wave_target import WaveTarget
+from wavepp.core.wave_types import Chunk
+
+_LAUNCH_OF_WAVE: Final = 0.02
+"""Until there are measured steps: a launch costs as much as this part of a wave of M tokens."""
+
+_PAIRS_LIKE_TOKEN: Final = 200_000.0
+"""And so many pairs of attention as much as a token's other work."""
+
+
+def default_prior(wave_tokens_max: int) -> StageCost:
+    """Proportions that are of the right order for a transformer; the unit is arbitrary."""
+    return StageCost(launch_ms=_LAUNCH_OF_WAVE * wave_tokens_max, token_ms=1.0, pair_ms=1.0 / _PAIRS_LIKE_TOKEN)
+
+
+class CostPolicy(WavePolicy):
+    """Knows what every stage's steps cost, and sizes waves by what is under way; see `WaveTarget`."""
+
+    def __init__(
+        self, *, stages: int, wave_tokens_max: int, priors: Sequence[StageCost] | None = None, hop_ms: float = 0.0
+    ) -> None:
+        """`wave_tokens_max`: M. `priors`: what the stages cost, one a stage. `hop_ms`: from a stage to the next."""
+        priors = priors or [default_prior(wave_tokens_max)] * stages
+        self._wave_tokens_max = wave_tokens_max
+        self._model = CostModel(priors, total([(0, wave_tokens_max)]))
+        self._version = self._model.version
+        self._population = Population(self._model.pipeline.slowest, 2 * stages)
+        self._target = WaveTarget(hop_ms)
+
+    def budget(self, view: QueueView) -> TimeBudget:
+        if self._version != self._model.version:
+            self._version = self._model.version
+            self._population.reprice(self._model.pipeline.slowest)
+            self._target.cost_changed()
+        cost = self._model.pipeline
+        typical = self._population.look()
+        size = self._target.size(typical, cost, self._wave_tokens_max * typical.ms_per_token)
+        return TimeBudget(size, cost.slowest)
+
+    def admitted(self, grant: GrantId, start: int, end: int) -> None:
+        self._population.add(grant, start, end)
+
+    def left(self, grant: GrantId) -> None:
+        self._population.remove(grant)
+
+    def measured(self, chunks: Sequence[Chunk], steps: Sequence[StepTime]) -> None:
+        self._model.measured(total((chunk.start, chunk.length) for chunk in chunks), steps)
+
+    def reset(self) -> None:
+        self._population.clear()
+
+    def reports(self) -> list[FitReport]:
+        """What was learned, by stage."""
+        return self._model.reports()

@@ -1,0 +1,108 @@
+"""The requests whose prefill is under way: how many, and how much work each of them is."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from wavepp.core.cost import Amount, StageCost, amount
+from wavepp.core.ids import GrantId
+
+_ALIKE: Final = 0.15
+"""Requests whose work varies by less than this (standard deviation over mean) count as equal."""
+
+_TYPICAL: Final = 0.3
+"""Where requests differ, this quantile of their work is the typical one. Waves that a population of the smaller
+requests fills keep the pipeline full whichever of them come next; a large request fills it by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """`requests`: how many are under way, at the recent peak. `work_ms`: of one of them, on the slowest stage, with
+    no launch in it. `alike`: whether all are about that. `ms_per_token`: mean over all of them.
+    """
+
+    requests: float
+    work_ms: float
+    alike: bool
+    ms_per_token: float
+
+
+class Population:
+    """Requests from their grant to their first token, wherever their chunks are.
+
+    The peak is taken over the last `memory` looks: where a client sends its next request as soon as it has its answer,
+    the number dips for a moment at every answer, and plans must not follow that.
+    """
+
+    def __init__(self, cost: StageCost, memory: int) -> None:
+        self._cost = cost
+        self._members: dict[GrantId, tuple[Amount, float]] = {}
+        self._sorted: list[float] = []
+        self._sum = 0.0
+        self._squares = 0.0
+        self._tokens = 0.0
+        self._recent: deque[int] = deque(maxlen=max(1, memory))
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def add(self, grant: GrantId, start: int, end: int) -> None:
+        """A request with prefill [start, end)."""
+        self._insert(grant, amount(start, end - start))
+
+    def remove(self, grant: GrantId) -> None:
+        """Its prefill is done, or it was given up. Does nothing for who is not there."""
+        member = self._members.pop(grant, None)
+        if member is None:
+            return
+        work, ms = member
+        del self._sorted[bisect_left(self._sorted, ms)]
+        self._sum -= ms
+        self._squares -= ms * ms
+        self._tokens -= work.tokens
+        if not self._members:
+            self._sum = self._squares = self._tokens = 0.0
+
+    def work_ms(self, grant: GrantId) -> float:
+        """All of a member's work, done or not."""
+        return self._members[grant][1]
+
+    def reprice(self, cost: StageCost) -> None:
+        """The cost has changed. O(members)."""
+        self._cost = cost
+        members = list(self._members.items())
+        self._clear()
+        for grant, (work, _) in members:
+            self._insert(grant, work)
+
+    def clear(self) -> None:
+        """All are gone at once."""
+        self._clear()
+        self._recent.clear()
+
+    def look(self) -> Typical:
+        """What they are like now; there must be one at least. Counts as one of the `memory` looks."""
+        present = len(self._members)
+        self._recent.append(present)
+        mean = self._sum / present
+        deviation = math.sqrt(max(0.0, self._squares / present - mean * mean))
+        alike = deviation <= _ALIKE * mean
+        work = mean if alike else self._sorted[int((present - 1) * _TYPICAL)]
+        return Typical(max(self._recent), work, alike, self._sum / self._tokens)
+
+    def _insert(self, grant: GrantId, work: Amount) -> None:
+        ms = self._cost.work_ms(work)
+        self._members[grant] = (work, ms)
+        insort(self._sorted, ms)
+        self._sum += ms
+        self._squares += ms * ms
+        self._tokens += work.tokens
+
+    def _clear(self) -> None:
+        self._members.clear()
+        self._sorted.clear()
+        self._sum = self._squares = self._tokens = 0.0
