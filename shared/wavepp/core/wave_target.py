@@ -100,12 +100,8 @@ class WaveTarget:
         largest = work_max_ms / typical.work_ms
         best, promised = self._search(typical, launch, cost.others, largest)
         kept = self._kept
-        if (
-            kept is None
-            or self._kept_alike != typical.alike
-            or kept.of_work > 1.001 * largest
-            or self._worth(kept, typical, launch, cost.others) * _STAY_UNTIL < promised
-        ):
+        stays = kept is not None and self._kept_alike == typical.alike and kept.of_work <= 1.001 * largest
+        if kept is None or not stays or self._worth(kept, typical, launch, cost.others) * _STAY_UNTIL < promised:
             kept = best
         self._kept, self._kept_alike = kept, typical.alike
         return WaveSize(kept.of_work * typical.work_ms, kept.sliced)
