@@ -91,14 +91,14 @@ def _in_order(works: Iterable[_W], budget: TimeBudget) -> Iterable[tuple[_W, flo
             theirs = sum(cost.chunk_ms(work.position, work.stop - work.position) for work in small)
             yield head, max(_HUGE_SHARE * target, target - theirs)
             chosen = set(map(id, small))
-            yield from ((work, target) for work in small)
-            yield from ((work, target) for work in near if id(work) not in chosen)
+            near = [*small, *(work for work in near if id(work) not in chosen)]
+            yield from ((work, math.inf) for work in near)
             return
-        yield head, target
-        yield from ((work, target) for work in near)
+        yield head, math.inf
+        yield from ((work, math.inf) for work in near)
     else:
-        yield head, target
-    yield from ((work, target) for work in queue)
+        yield head, math.inf
+    yield from ((work, math.inf) for work in queue)
 
 
 class _Filling:

@@ -1,0 +1,46 @@
+"""Clients in virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from wavepp.sim.clock import VirtualClock
+
+_A = TypeVar("_A")
+
+
+class ClosedLoop(Generic[_A]):
+    """`concurrency` clients, all there at the start, each of which asks again as soon as it has its answer.
+
+    Whoever drives it calls `answered` once for every answer.
+    """
+
+    def __init__(self, clock: VirtualClock, asks: Iterator[_A], concurrency: int, submit: Callable[[_A], None]) -> None:
+        self._clock = clock
+        self._asks = asks
+        self._submit = submit
+        for _ in range(concurrency):
+            self.answered()
+
+    def answered(self) -> None:
+        """A client is free."""
+        self._clock.after(0.0, lambda: self._submit(next(self._asks)))
+
+
+def poisson(
+    clock: VirtualClock, asks: Iterable[_A], rate_s: float, count: int, submit: Callable[[_A], None], seed: int
+) -> None:
+    """Open loop: `count` requests, `rate_s` a second on average, independent of the answers."""
+    draw = random.Random(seed)
+    time_ms = 0.0
+    for _, ask in zip(range(count), asks, strict=False):
+        time_ms += 1e3 * draw.expovariate(rate_s)
+        clock.at(time_ms, lambda ask=ask: submit(ask))  # type: ignore[misc]
+
+
+def replay(clock: VirtualClock, timed: Iterable[tuple[float, _A]], speed: float, submit: Callable[[_A], None]) -> None:
+    """Open loop: every request at its own time (ms), `speed` times as fast."""
+    for time_ms, ask in timed:
+        clock.at(time_ms / speed, lambda ask=ask: submit(ask))  # type: ignore[misc]

@@ -1,0 +1,80 @@
+"""Cost profiles: what the stages of a deployment cost, as files with their sources."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from wavepp.core.cost import StageCost
+from wavepp.core.errors import InvalidInputError
+
+_PACKAGE = "wavepp.sim"
+_SUFFIX = ".json"
+
+
+class Profile(BaseModel):
+    """One deployment of one model.
+
+    `stage`: what a step costs on a stage, on `measured_stages` stages; `slowdown`: by stage index, how many times as
+    slow a stage is (empty: all equal). `hop_ms`: from a stage's end to the next one's start. `admission_ms`: from a
+    request's arrival to its grant, with room. `pool_tokens`: what every stage's cache holds. `derived`: whether the
+    figures were measured here, fitted to published ones, or made up, and how; shown with every result.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1, max_length=64)
+    derived: str = Field(min_length=1)
+    sources: tuple[str, ...] = ()
+    measured_stages: int = Field(ge=1, le=64)
+    launch_ms: float = Field(ge=0)
+    token_us: float = Field(gt=0)
+    pair_ps: float = Field(ge=0)
+    slowdown: tuple[float, ...] = ()
+    hop_ms: float = Field(0.0, ge=0)
+    admission_ms: float = Field(0.0, ge=0)
+    wave_tokens_max: int = Field(ge=64)
+    wave_tokens_min: int = Field(ge=64)
+    wave_requests_max: int = Field(128, ge=1, le=512)
+    block_tokens: int = Field(64, ge=1)
+    pool_tokens: int = Field(ge=1)
+
+    def stages(self, count: int) -> list[StageCost]:
+        """Every stage's cost when the model is split over `count` stages.
+
+        The layers' cost goes by the number of layers a stage has, so by `measured_stages` / `count`; a launch costs
+        the same. `slowdown` is spread over the new stages in order.
+        """
+        share = self.measured_stages / count
+        base = StageCost(self.launch_ms, self.token_us * share / 1e3, self.pair_ps * share / 1e9)
+        return [base.scaled(self._slowdown(stage, count)) for stage in range(count)]
+
+    def _slowdown(self, stage: int, count: int) -> float:
+        return self.slowdown[stage * len(self.slowdown) // count] if self.slowdown else 1.0
+
+
+def profile_names() -> list[str]:
+    """Those that come with WavePP."""
+    folder = resources.files(_PACKAGE) / "profiles"
+    return sorted(entry.name.removesuffix(_SUFFIX) for entry in folder.iterdir() if entry.name.endswith(_SUFFIX))
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """One that comes with WavePP, by name, or a file. Raises InvalidInputError."""
+    path = Path(name_or_path)
+    if name_or_path in profile_names():
+        text = (resources.files(_PACKAGE) / "profiles" / f"{name_or_path}{_SUFFIX}").read_text()
+    elif path.is_file():
+        text = path.read_text()
+    else:
+        raise InvalidInputError(
+            f"profile {name_or_path!r} is neither a file nor one of {', '.join(profile_names())}; "
+            f"give one of these or the path of a profile in JSON"
+        )
+    try:
+        return Profile.model_validate(json.loads(text))
+    except (ValidationError, ValueError) as error:
+        raise InvalidInputError(f"profile {name_or_path!r}: {error}") from error

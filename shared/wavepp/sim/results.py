@@ -1,0 +1,79 @@
+"""What a simulated run was like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One request that got its first token. Times in ms. `work_ms`: its uncached work on the slowest stage."""
+
+    arrived_ms: float
+    done_ms: float
+    prompt_tokens: int
+    cached_tokens: int
+    work_ms: float
+    kind: str = ""
+
+    @property
+    def completion_ms(self) -> float:
+        return self.done_ms - self.arrived_ms
+
+
+@dataclass(frozen=True, slots=True)
+class WaveSpan:
+    """One step: a wave on a stage. `requests`: those with a chunk in it."""
+
+    wave: int
+    stage: int
+    start_ms: float
+    end_ms: float
+    tokens: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Of the measured window. `utilisation`: uncached work done / (window x slowest stage). Throughputs per second."""
+
+    utilisation: float
+    input_tokens_s: float
+    requests_s: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    waves_per_request: float
+    requests: int
+
+
+@dataclass(slots=True)
+class Log:
+    """Everything that ended, in order, and what was launched."""
+
+    finished: list[Finished] = field(default_factory=list)
+    waves: int = 0
+    spans: list[WaveSpan] | None = None
+
+    def summary(self, skip: int) -> Summary:
+        """Of all requests after the first `skip`; the window is from the end of those to the end of the last."""
+        measured = self.finished[skip:]
+        start = self.finished[skip - 1].done_ms if skip else 0.0
+        window_ms = measured[-1].done_ms - start
+        completions = sorted(one.completion_ms for one in measured)
+        return Summary(
+            utilisation=sum(one.work_ms for one in measured) / window_ms,
+            input_tokens_s=1e3 * sum(one.prompt_tokens for one in measured) / window_ms,
+            requests_s=1e3 * len(measured) / window_ms,
+            p50_ms=quantile(completions, 0.5),
+            p95_ms=quantile(completions, 0.95),
+            p99_ms=quantile(completions, 0.99),
+            waves_per_request=self.waves / max(1, len(self.finished)),
+            requests=len(measured),
+        )
+
+
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all do not exceed."""
+    return ascending[min(len(ascending) - 1, int(len(ascending) * share))]

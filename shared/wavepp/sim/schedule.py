@@ -1,0 +1,144 @@
+"""The router's own scheduling in virtual time: its dispatcher and planner, with stages that only take time.
+
+The directory is not there: every request is granted after a stated delay, with the reuse that the workload says, and
+room never lacks. `mesh` and `timed_mesh` simulate the rest; here runs of ten thousand requests take a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from wavepp.core import admission_messages as am
+from wavepp.core import dispatch_messages as dm
+from wavepp.core.cost import StageCost, amount, total
+from wavepp.core.dispatch import Dispatcher, DispatchLimits
+from wavepp.core.endpoint import ReuseExplanation
+from wavepp.core.errors import InvariantError
+from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, RequestId
+from wavepp.core.policies import WavePolicy
+from wavepp.core.requests import ChosenToken, NewRequest
+from wavepp.core.limits import TOKEN_BYTES
+from wavepp.core.waves import PlannerConfig, WavePlanner
+from wavepp.sim.clock import VirtualClock
+from wavepp.sim.results import Finished, Log
+from wavepp.sim.stages import TimedStages
+from wavepp.sim.workload import Ask
+
+_TOKEN = ChosenToken(0, 0.0)
+_LIMITS = DispatchLimits(1 << 20, 1 << 40, 100, 4096, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """In ms. `hop`: between stages. `admission`: from a batch of requests to its grants. `on_path`: what admitting a
+    request costs every stage before the step that begins it; 0 but for the lockstep baseline.
+    """
+
+    hop: float = 0.0
+    admission: float = 0.0
+    on_path: float = 0.0
+
+
+class ScheduleSim:
+    """One pipeline. Drive it with `submit` from events of `clock`."""
+
+    def __init__(
+        self,
+        costs: Sequence[StageCost],
+        config: PlannerConfig,
+        policy: WavePolicy,
+        delays: Delays,
+        *,
+        record_spans: bool = False,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.log = Log(spans=[] if record_spans else None)
+        self.on_finished: Callable[[Finished], None] = lambda finished: None
+        self._slowest = max(costs, key=lambda cost: cost.token_ms)
+        self._delays = delays
+        self._stages = TimedStages(costs, delays.hop, self.log.spans)
+        self._asks: dict[RequestId, Ask] = {}
+        self._starts: dict[GrantId, int] = {}
+        """Where the prefill of a grant begins, until it does."""
+        self._submitted = 0
+        self.dispatcher = Dispatcher(
+            limits=_LIMITS, planner=WavePlanner(config, policy), block_tokens=config.block_tokens
+        )
+        self._handle(dm.PipelineReady(PipelineEpoch(1)))
+        self._handle(dm.DirectoryChanged(ready=True, new_stream=True))
+
+    def submit(self, ask: Ask) -> None:
+        """A request comes now."""
+        self._submitted += 1
+        request = RequestId(str(self._submitted))
+        self._asks[request] = ask
+        new = NewRequest(
+            request=request,
+            prompt=bytes(ask.prompt_tokens * TOKEN_BYTES),
+            root_key=PrefixKey(b""),
+            keys=b"",
+            output_tokens_max=1,
+            end_tokens=frozenset(),
+            priority=0,
+            context=ask,
+        )
+        self._handle(dm.Submit(new))
+
+    def work_ms(self, ask: Ask) -> float:
+        """A request's uncached work on the slowest stage."""
+        return self._slowest.work_ms(amount(ask.cached_tokens, ask.prompt_tokens - ask.cached_tokens))
+
+    # ---- inside ----
+
+    def _handle(self, event: dm.Event) -> None:
+        for instruction in self.dispatcher.handle(event, self.clock.now_ms):
+            match instruction:
+                case dm.SendAdmit():
+                    self._admit(instruction)
+                case dm.IssueWave():
+                    self._issue(instruction)
+                case dm.Finish(outcome=outcome):
+                    self._finished(outcome.request, outcome.times.arrived)
+                case dm.Fail(failure=failure):
+                    raise InvariantError(f"request {failure.request} failed: {failure.message}")
+                case _:
+                    pass
+
+    def _admit(self, batch: dm.SendAdmit) -> None:
+        decisions = []
+        for attempt in batch.attempts:
+            ask = attempt.context
+            if not isinstance(ask, Ask):
+                raise InvariantError(f"grant {attempt.grant} is asked for without a request")
+            reuse = ReuseExplanation(ask.prompt_tokens, *[ask.cached_tokens] * 4, None)
+            decisions.append((attempt.grant, am.Granted(ask.cached_tokens, reuse)))
+            self._starts[attempt.grant] = ask.cached_tokens
+        decided = dm.Decided(batch.batch, tuple(decisions), answered=True)
+        self.clock.after(self._delays.admission, lambda: self._handle(decided))
+
+    def _issue(self, issued: dm.IssueWave) -> None:
+        self.log.waves += bool(issued.chunks)
+        chunks = [one.chunk for one in issued.chunks]
+        beginning = sum(1 for chunk in chunks if self._starts.pop(chunk.grant, None) is not None)
+        work = total((chunk.start, chunk.length) for chunk in chunks)
+        if not chunks:
+            # Only ends of grants: nothing runs.
+            self.clock.after(0.0, lambda: self._wave_done(issued, ()))
+            return
+        passage = self._stages.run(issued.wave, self.clock.now_ms, work, len(chunks), self._delays.on_path * beginning)
+        step = dm.StepDone(issued.epoch, issued.wave)
+        self.clock.at(passage.stage0_done_ms, lambda: self._handle(step))
+        self.clock.at(passage.done_ms, lambda: self._wave_done(issued, passage.steps))
+
+    def _wave_done(self, issued: dm.IssueWave, steps: tuple[dm.StepTime, ...]) -> None:
+        results = tuple((one.chunk.grant, _TOKEN) for one in issued.chunks if one.chunk.last)
+        self._handle(dm.WaveDone(issued.epoch, issued.wave, results, (), steps))
+
+    def _finished(self, request: RequestId, arrived_ms: float) -> None:
+        ask = self._asks.pop(request)
+        done = Finished(
+            arrived_ms, self.clock.now_ms, ask.prompt_tokens, ask.cached_tokens, self.work_ms(ask), ask.kind
+        )
+        self.log.finished.append(done)
+        self.on_finished(done)
