@@ -16,9 +16,9 @@ from wavepp.core.dispatch import Dispatcher, DispatchLimits
 from wavepp.core.endpoint import ReuseExplanation
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, RequestId
+from wavepp.core.limits import TOKEN_BYTES
 from wavepp.core.policies import WavePolicy
 from wavepp.core.requests import ChosenToken, NewRequest
-from wavepp.core.limits import TOKEN_BYTES
 from wavepp.core.waves import PlannerConfig, WavePlanner
 from wavepp.sim.clock import VirtualClock
 from wavepp.sim.results import Finished, Log
