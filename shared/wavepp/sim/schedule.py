@@ -15,6 +15,7 @@ from wavepp.core.cost import StageCost, amount, total
 from wavepp.core.dispatch import Dispatcher, DispatchLimits
 from wavepp.core.endpoint import ReuseExplanation
 from wavepp.core.errors import InvariantError
+from wavepp.core.frame_types import StepTime
 from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, RequestId
 from wavepp.core.limits import TOKEN_BYTES
 from wavepp.core.policies import WavePolicy
@@ -111,7 +112,8 @@ class ScheduleSim:
             ask = attempt.context
             if not isinstance(ask, Ask):
                 raise InvariantError(f"grant {attempt.grant} is asked for without a request")
-            reuse = ReuseExplanation(ask.prompt_tokens, *[ask.cached_tokens] * 4, None)
+            cached = ask.cached_tokens
+            reuse = ReuseExplanation(ask.prompt_tokens, cached, cached, cached, cached, None)
             decisions.append((attempt.grant, am.Granted(ask.cached_tokens, reuse)))
             self._starts[attempt.grant] = ask.cached_tokens
         decided = dm.Decided(batch.batch, tuple(decisions), answered=True)
@@ -131,7 +133,7 @@ class ScheduleSim:
         self.clock.at(passage.stage0_done_ms, lambda: self._handle(step))
         self.clock.at(passage.done_ms, lambda: self._wave_done(issued, passage.steps))
 
-    def _wave_done(self, issued: dm.IssueWave, steps: tuple[dm.StepTime, ...]) -> None:
+    def _wave_done(self, issued: dm.IssueWave, steps: tuple[StepTime, ...]) -> None:
         results = tuple((one.chunk.grant, _TOKEN) for one in issued.chunks if one.chunk.last)
         self._handle(dm.WaveDone(issued.epoch, issued.wave, results, (), steps))
 
