@@ -25,6 +25,7 @@ def status_view(status: prefill_pb2.GetStatusResponse) -> Group:
         Text(directory_line(directory)),
         stages_table(status),
         pools_table(status),
+        *([costs_table(status)] if status.router.costs else []),
     )
 
 
@@ -86,4 +87,22 @@ def pools_table(status: prefill_pb2.GetStatusResponse) -> Table:
         for pool in stage.pools:
             counts = (pool.capacity, pool.free, pool.cached, pool.pinned, pool.owned, pool.reserved)
             table.add_row(str(stage.stage), pool.pool, *(f"{count:,}" for count in counts))
+    return table
+
+
+def costs_table(status: prefill_pb2.GetStatusResponse) -> Table:
+    """What the wave policy has learned, a row per stage: a step's time by launch, tokens and pairs of attention."""
+    table = Table()
+    for heading in ("stage", "launch", "token", "pair", "error", "steps", "learned"):
+        table.add_column(heading, justify="left" if heading == "learned" else "right", overflow="fold")
+    for cost in status.router.costs:
+        table.add_row(
+            str(cost.stage),
+            f"{cost.launch_ms:,.2f} ms",
+            f"{cost.token_us:,.1f} us",
+            f"{cost.pair_ps:,.0f} ps",
+            f"{cost.relative_error:.0%}",
+            f"{cost.steps:,}",
+            cost.state,
+        )
     return table

@@ -11,6 +11,7 @@ import typer
 from wavepp.cli.address import PORT, RUN_DIR, forget_address, write_address
 from wavepp.cli.model import MODELS_DIR
 from wavepp.cli.terminal import errors_as_lines, stderr, stdout
+from wavepp.core.policy_factory import PolicyName
 from wavepp.infra.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def up(
         int | None, typer.Option(min=1, envvar="WAVEPP_WAVE_TOKENS_MAX", help="Most prefill tokens of a wave, M (512).")
     ] = None,
     wave_requests_max: Annotated[int | None, typer.Option(min=1, max=512, help="Most requests of a wave.")] = None,
-    policy: Annotated[Literal["static", "mpu"] | None, typer.Option(help="How wave sizes are chosen.")] = None,
+    policy: Annotated[PolicyName | None, typer.Option(help="How wave sizes are chosen.")] = None,
     chunk_grid: Annotated[
         Literal["free", "fixed"] | None, typer.Option(help="fixed: cut at multiples of M only, for reproducible bits.")
     ] = None,

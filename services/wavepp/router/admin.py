@@ -7,6 +7,7 @@ from typing import Final
 
 import grpc
 
+from wavepp.core.cost_fit import FitReport
 from wavepp.infra.registration import StageRegistration
 from wavepp.infra.rpc import open_channel
 from wavepp.router.leadership import Leadership
@@ -91,6 +92,7 @@ class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
             status.waves_done = dispatcher.waves_done
             status.requests_done = dispatcher.requests_done
             status.requests_failed = dispatcher.requests_failed
+            status.costs.extend(_cost(stage, report) for stage, report in enumerate(dispatcher.cost_reports()))
         return status
 
     async def _ask_directory(self) -> prefill_pb2.DirectoryStatus:
@@ -121,3 +123,15 @@ class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
                     emulated=registration.emulated,
                     reachable=False,
                 )
+
+
+def _cost(stage: int, report: FitReport) -> prefill_pb2.StageCostStatus:
+    return prefill_pb2.StageCostStatus(
+        stage=stage,
+        state=report.state.value,
+        steps=report.steps,
+        relative_error=report.error,
+        launch_ms=report.cost.launch_ms,
+        token_us=1e3 * report.cost.token_ms,
+        pair_ps=1e9 * report.cost.pair_ms,
+    )

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from wavepp.core.policy_factory import PolicyName
 from wavepp.infra.config import ProcessConfig
 
 
@@ -19,7 +20,12 @@ class RouterConfig(ProcessConfig):
         None, description="Directory with tokenizer.json; without it only token ids are accepted."
     )
     served_model_name: str | None = Field(None, max_length=128, description="Name for clients; the model's if absent.")
-    policy: Literal["static", "mpu"] = Field("mpu", description="How wave sizes are chosen.")
+    policy: PolicyName = Field(
+        "mpu", description="How wave sizes are chosen: cost (by predicted time), mpu or static (by tokens)."
+    )
+    hop_ms: float = Field(
+        1.0, ge=0, le=10_000, description="From a stage's end to the next one's start, as policy cost reckons with it."
+    )
     wave_tokens_min: int | None = Field(
         None, ge=1, description="Smallest wave budget (b_min); a quarter of M if absent."
     )

@@ -11,7 +11,8 @@ from wavepp.core.dispatch import Dispatcher, DispatchLimits
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch
 from wavepp.core.limits import PROMPT_TOKENS_MAX
-from wavepp.core.policies import MpuPolicy, StaticPolicy, WavePolicy
+from wavepp.core.policies import WavePolicy
+from wavepp.core.policy_factory import make_policy
 from wavepp.core.requests import FailureKind
 from wavepp.core.waves import PlannerConfig, WavePlanner
 from wavepp.infra.backoff import Backoff
@@ -282,12 +283,11 @@ def wave_tokens_min(config: RouterConfig, stages: list[StageRegistration]) -> in
 
 
 def _policy(config: RouterConfig, stages: list[StageRegistration]) -> WavePolicy:
-    wave_tokens_max = stages[0].wave_tokens_max
-    if config.policy == "static":
-        return StaticPolicy(wave_tokens_max)
-    return MpuPolicy(
+    return make_policy(
+        config.policy,
         stages=len(stages),
-        wave_tokens_max=wave_tokens_max,
+        wave_tokens_max=stages[0].wave_tokens_max,
         wave_tokens_min=wave_tokens_min(config, stages),
         block_tokens=stages[0].block_tokens,
+        hop_ms=config.hop_ms,
     )

@@ -12,6 +12,7 @@ from typing import Final
 
 from wavepp.core.admission_messages import Attempt, Granted, NeverFits, Verdict, Void, Wait
 from wavepp.core.admission_queue import AdmissionQueue
+from wavepp.core.cost_fit import FitReport
 from wavepp.core.dispatch_messages import (
     Decided,
     DirectoryChanged,
@@ -139,6 +140,10 @@ class Dispatcher:
     def idle(self) -> bool:
         """No request and no end of a grant is under way."""
         return not self._requests and not self._waves and not self._planner.has_work() and not self._ending
+
+    def cost_reports(self) -> list[FitReport]:
+        """What the wave policy has learned of every stage's steps."""
+        return self._planner.cost_reports()
 
     def live_grants(self) -> frozenset[GrantId]:
         """Granted, and not known to have ended on every stage."""

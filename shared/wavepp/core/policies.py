@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from wavepp.core.cost_fit import FitReport
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.frame_types import StepTime
 from wavepp.core.ids import GrantId
@@ -68,6 +69,10 @@ class WavePolicy(ABC):
 
     def reset(self) -> None:  # noqa: B027 - hearing it is optional
         """All grants are gone."""
+
+    def reports(self) -> list[FitReport]:
+        """What it has learned of every stage's steps; empty when it does not learn."""
+        return []
 
 
 class StaticPolicy(WavePolicy):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from wavepp.core.cost_fit import FitReport
 from wavepp.core.errors import InvalidInputError, InvariantError
 from wavepp.core.frame_types import StepTime
 from wavepp.core.ids import GrantId
@@ -116,6 +117,10 @@ class WavePlanner:
         self._ends.clear()
         self._known.clear()
         self._policy.reset()
+
+    def cost_reports(self) -> list[FitReport]:
+        """What the policy has learned of every stage's steps."""
+        return self._policy.reports()
 
     def has_work(self) -> bool:
         """Whether chunks or ends wait."""

@@ -420,6 +420,7 @@ class RouterStatus(_message.Message):
     REQUESTS_FAILED_FIELD_NUMBER: _builtins.int
     EPOCHS_RAISED_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     queued: _builtins.int
     admitting: _builtins.int
@@ -430,6 +431,10 @@ class RouterStatus(_message.Message):
     requests_failed: _builtins.int
     epochs_raised: _builtins.int
     policy: _builtins.str
+    @_builtins.property
+    def costs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageCostStatus]:
+        """What the policy has learned of every stage's steps; empty for policies that count tokens."""
+
     def __init__(
         self,
         *,
@@ -443,14 +448,56 @@ class RouterStatus(_message.Message):
         requests_failed: _builtins.int = ...,
         epochs_raised: _builtins.int = ...,
         policy: _builtins.str = ...,
+        costs: _abc.Iterable[Global___StageCostStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "admitting", b"admitting", "epochs_raised", b"epochs_raised", "policy", b"policy", "queued", b"queued", "requests_done", b"requests_done", "requests_failed", b"requests_failed", "running", b"running", "waves_done", b"waves_done", "waves_in_flight", b"waves_in_flight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "admitting", b"admitting", "costs", b"costs", "epochs_raised", b"epochs_raised", "policy", b"policy", "queued", b"queued", "requests_done", b"requests_done", "requests_failed", b"requests_failed", "running", b"running", "waves_done", b"waves_done", "waves_in_flight", b"waves_in_flight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RouterStatus: _TypeAlias = RouterStatus  # noqa: Y015
+
+@_typing.final
+class StageCostStatus(_message.Message):
+    """A step of a stage takes launch_ms + sum over chunks of (token_us * x + pair_ps * (2 L x + x^2)): x new tokens after L."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    RELATIVE_ERROR_FIELD_NUMBER: _builtins.int
+    LAUNCH_MS_FIELD_NUMBER: _builtins.int
+    TOKEN_US_FIELD_NUMBER: _builtins.int
+    PAIR_PS_FIELD_NUMBER: _builtins.int
+    stage: _builtins.int
+    state: _builtins.str
+    """Where the figures come from: the prior, a fit, or the prior scaled because the fit was refused."""
+    steps: _builtins.int
+    relative_error: _builtins.float
+    """Mean relative error of the predictions, of late."""
+    launch_ms: _builtins.float
+    token_us: _builtins.float
+    pair_ps: _builtins.float
+    def __init__(
+        self,
+        *,
+        stage: _builtins.int = ...,
+        state: _builtins.str = ...,
+        steps: _builtins.int = ...,
+        relative_error: _builtins.float = ...,
+        launch_ms: _builtins.float = ...,
+        token_us: _builtins.float = ...,
+        pair_ps: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["launch_ms", b"launch_ms", "pair_ps", b"pair_ps", "relative_error", b"relative_error", "stage", b"stage", "state", b"state", "steps", b"steps", "token_us", b"token_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageCostStatus: _TypeAlias = StageCostStatus  # noqa: Y015
 
 @_typing.final
 class DirectoryStatus(_message.Message):
