@@ -1,0 +1,138 @@
+"""The grid: every workload, concurrency and pipeline depth, with every policy and several seeds."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+
+from wavepp.sim.bound import Bound
+from wavepp.sim.experiment import Cell, Rules, SimPolicy, bound_of, run_closed_loop
+from wavepp.sim.profile import Profile
+from wavepp.sim.results import Summary
+from wavepp.sim.workload import Workload, cold, mixed, reuse, short_suffix
+
+K = 1024
+
+WORKLOADS: tuple[Workload, ...] = (
+    cold(64 * K),
+    cold(128 * K),
+    cold(256 * K),
+    reuse(64 * K),
+    reuse(128 * K),
+    reuse(256 * K),
+    short_suffix(36 * K),
+    short_suffix(128 * K),
+    mixed(64 * K),
+    mixed(128 * K),
+    mixed(256 * K),
+)
+QUICK_WORKLOADS = ("cold 64K", "reuse 128K", "4K on 36K", "mixed 128K")
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
+STAGES = (4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class GridPlan:
+    """What to run."""
+
+    profile: Profile
+    rules: Rules
+    cells: tuple[Cell, ...]
+    policies: tuple[SimPolicy, ...]
+    seeds: int
+    requests_per_client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One policy in one cell: means over the seeds, and the spread (highest - lowest) of the utilisation."""
+
+    utilisation: float
+    spread: float
+    input_tokens_s: float
+    p50_ms: float
+    p95_ms: float
+    waves_per_request: float
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """A cell with all policies."""
+
+    cell: Cell
+    bound: Bound
+    by_policy: dict[SimPolicy, Measured]
+
+
+def cells(workloads: Iterable[Workload], stages: Sequence[int], concurrencies: Sequence[int]) -> tuple[Cell, ...]:
+    """All combinations, in the order of the table."""
+    return tuple(Cell(w, p, c) for w in workloads for p in stages for c in concurrencies)
+
+
+def run_grid(plan: GridPlan, jobs: int, progress: Callable[[int, int], None]) -> list[CellResult]:
+    """In `jobs` processes. `progress`: (runs done, runs in all). The results are in the order of the cells."""
+    runs = [(cell, policy, seed) for cell in plan.cells for policy in plan.policies for seed in range(plan.seeds)]
+    # The long ones first, so that no process ends up alone with one.
+    runs.sort(key=lambda run: -run[0].concurrency * run[0].workload.mean(lambda prompt, cached: prompt - cached))
+    summaries: dict[tuple[Cell, SimPolicy], list[Summary]] = {}
+    with ProcessPoolExecutor(max_workers=jobs) as pool:
+        pending = {pool.submit(_run, plan, *run): run for run in runs}
+        for done, future in enumerate(as_completed(pending), 1):
+            cell, policy, _ = pending[future]
+            summaries.setdefault((cell, policy), []).append(future.result())
+            progress(done, len(runs))
+    return [
+        CellResult(
+            cell,
+            bound_of(cell, plan.profile, plan.rules),
+            {policy: _mean(summaries[cell, policy]) for policy in plan.policies},
+        )
+        for cell in plan.cells
+    ]
+
+
+def processes_for_grid() -> int:
+    """One a core that this process may use."""
+    return max(1, len(os.sched_getaffinity(0)))
+
+
+def as_json(plan: GridPlan, results: Sequence[CellResult]) -> dict[str, object]:
+    """For a file."""
+    return {
+        "profile": plan.profile.model_dump(),
+        "rules": asdict(plan.rules),
+        "seeds": plan.seeds,
+        "requests_per_client": plan.requests_per_client,
+        "simulated": True,
+        "cells": [
+            {
+                "workload": result.cell.workload.name,
+                "stages": result.cell.stages,
+                "concurrency": result.cell.concurrency,
+                "bound": asdict(result.bound),
+                "policies": {name: asdict(measured) for name, measured in result.by_policy.items()},
+            }
+            for result in results
+        ],
+    }
+
+
+def _run(plan: GridPlan, cell: Cell, policy: SimPolicy, seed: int) -> Summary:
+    return run_closed_loop(cell, policy, plan.profile, plan.rules, seed, requests_per_client=plan.requests_per_client)[
+        0
+    ]
+
+
+def _mean(summaries: Sequence[Summary]) -> Measured:
+    utilisations = [one.utilisation for one in summaries]
+    return Measured(
+        utilisation=statistics.fmean(utilisations),
+        spread=max(utilisations) - min(utilisations),
+        input_tokens_s=statistics.fmean(one.input_tokens_s for one in summaries),
+        p50_ms=statistics.fmean(one.p50_ms for one in summaries),
+        p95_ms=statistics.fmean(one.p95_ms for one in summaries),
+        waves_per_request=statistics.fmean(one.waves_per_request for one in summaries),
+    )
