@@ -19,7 +19,7 @@ from wavepp.sim.workload import Workload
 
 SimPolicy: TypeAlias = Literal["static", "mpu", "cost", "lockstep"]
 SIM_POLICIES: Final[tuple[SimPolicy, ...]] = get_args(SimPolicy)
-REQUESTS_MIN: Final = 150
+REQUESTS_MIN: Final = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,12 @@ class Rules:
     `paper`: a wave is planned when stage 0 is idle, arrivals are not spread, nothing overtakes, admission and hops take
     no time: what the paper's table was simulated with. Otherwise the rules of the router: one wave may wait at stage 0,
     arrivals are spread over waves while the pipeline is not full (policies that count tokens), later requests that fit
-    whole fill a wave. `lockstep_ms`: what the baseline spends on every stage to admit a request.
+    whole fill a wave. `lockstep_ms`: what the baseline spends on every stage to admit a request. `running_max`: grants that there is room for at once.
     """
 
     paper: bool = False
     lockstep_ms: float = 64.4
+    running_max: int = 4096
 
     def delays(self, profile: Profile, policy: SimPolicy) -> Delays:
         """Of one run."""
@@ -125,11 +126,12 @@ def run_closed_loop(
         planner_config(profile, cell.stages, rules),
         sim_policy(policy, profile, costs, delays.hop, prior),
         delays,
+        running_max=rules.running_max,
         record_spans=record_spans,
     )
     loop = ClosedLoop(sim.clock, cell.workload.asks(seed), cell.concurrency, sim.submit)
     sim.on_finished = lambda _: loop.answered()
-    wanted = max(requests_per_client * cell.concurrency, min(REQUESTS_MIN, 3 * requests_per_client)) + cell.concurrency
+    wanted = max(requests_per_client * cell.concurrency, min(REQUESTS_MIN, 12 * requests_per_client)) + cell.concurrency
     with _Uncollected():
         sim.clock.run(lambda: len(sim.log.finished) >= wanted)
     return sim.log.summary(skip=cell.concurrency), sim.log

@@ -27,7 +27,6 @@ from wavepp.sim.stages import TimedStages
 from wavepp.sim.workload import Ask
 
 _TOKEN = ChosenToken(0, 0.0)
-_LIMITS = DispatchLimits(1 << 20, 1 << 40, 100, 4096, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,10 @@ class ScheduleSim:
         policy: WavePolicy,
         delays: Delays,
         *,
+        running_max: int = 4096,
         record_spans: bool = False,
     ) -> None:
+        """`running_max`: grants at once; stands for the room that the stages' pools have."""
         self.clock = VirtualClock()
         self.log = Log(spans=[] if record_spans else None)
         self.on_finished: Callable[[Finished], None] = lambda finished: None
@@ -64,7 +65,9 @@ class ScheduleSim:
         """Where the prefill of a grant begins, until it does."""
         self._submitted = 0
         self.dispatcher = Dispatcher(
-            limits=_LIMITS, planner=WavePlanner(config, policy), block_tokens=config.block_tokens
+            limits=DispatchLimits(1 << 20, 1 << 40, 100, running_max, 8),
+            planner=WavePlanner(config, policy),
+            block_tokens=config.block_tokens,
         )
         self._handle(dm.PipelineReady(PipelineEpoch(1)))
         self._handle(dm.DirectoryChanged(ready=True, new_stream=True))
