@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 
+from wavepp.core.errors import InvalidInputError
 from wavepp.sim.bound import Bound
 from wavepp.sim.experiment import Cell, Rules, SimPolicy, bound_of, run_closed_loop
 from wavepp.sim.profile import Profile
@@ -65,6 +66,14 @@ class CellResult:
     cell: Cell
     bound: Bound
     by_policy: dict[SimPolicy, Measured]
+
+
+def workload_by_name(name: str) -> Workload:
+    """One of `WORKLOADS`. Raises InvalidInputError."""
+    for workload in WORKLOADS:
+        if workload.name == name:
+            return workload
+    raise InvalidInputError(f"no workload {name!r}; there are: {', '.join(one.name for one in WORKLOADS)}")
 
 
 def cells(workloads: Iterable[Workload], stages: Sequence[int], concurrencies: Sequence[int]) -> tuple[Cell, ...]:
