@@ -3,8 +3,8 @@
 #   docker build -t wavepp .
 #   docker build -t wavepp-control --build-arg EXTRAS= .      # router and directory only: no torch, a quarter of the size
 #
-# A mirror of packages, or its credentials: --secret id=pip,src=pip.conf; a CA of your own: --secret id=ca,src=ca.pem.
-# Neither stays in the image. Needs BuildKit (the default since Docker 23).
+# A mirror of packages, or an index of CPU builds of torch: --secret id=pip,src=pip.conf; a CA of your own: --secret
+# id=ca,src=ca.pem. Neither stays in the image. Needs BuildKit (the default since Docker 23).
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 # ---- the libraries: a layer that changes only when their versions do ----

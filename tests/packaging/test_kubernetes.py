@@ -321,7 +321,8 @@ def test_an_overlay_has_as_many_pods_as_stages_and_an_image_of_its_own(overlay: 
     (generator,) = kustomization["configMapGenerator"]
     literals = dict(literal.split("=", 1) for literal in generator["literals"])
     assert replicas == {"name": "wavepp-stage", "count": int(literals["WAVEPP_STAGES"])}
-    assert generator["behavior"] == "merge"
+    assert (generator["name"], generator["behavior"]) == ("wavepp-stage-config", "merge")
+    assert set(literals) <= {f"{ENV_PREFIX}{name.upper()}" for name in CONFIGS["wavepp.stage"].model_fields}
     (image,) = kustomization["images"]
     assert image["name"] in {pod(each)["containers"][0]["image"] for each in base_and_etcd().workloads}
     (namespace,) = load_all(overlay / "namespace.yaml")
