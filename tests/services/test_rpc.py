@@ -364,6 +364,19 @@ async def test_health_follows_what_the_service_says_until_it_stops(bench: Bench)
         await status("no.such.Service")
 
 
+async def test_a_process_that_is_not_ready_is_alive(bench: Bench) -> None:
+    stub: Any = health_pb2_grpc.HealthStub(bench.channel)
+
+    async def alive() -> bool:
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=rpc.LIVENESS), timeout=LIMIT_S)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    assert await alive(), "before it was ready for the first time"
+    await bench.server.set_serving(True)
+    await bench.server.set_serving(False)
+    assert await alive(), "when it is not ready any more"
+
+
 async def test_reflection_lists_the_services(bench: Bench) -> None:
     stub: Any = reflection_pb2_grpc.ServerReflectionStub(bench.channel)
     request = reflection_pb2.ServerReflectionRequest(list_services="")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from wavepp.core.errors import WaveppError
 from wavepp.infra.rpc import CHANNEL_OPTIONS
@@ -46,6 +47,7 @@ class MeshClient:
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._prefill = prefill_pb2_grpc.PrefillServiceStub(self._channel)
         self._admin = prefill_pb2_grpc.AdminServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
         self._lock = threading.Lock()
         self._running: set[Any] = set()
         self._cancelled = False
@@ -55,6 +57,14 @@ class MeshClient:
 
     def __exit__(self, *_exc: object) -> None:
         self._channel.close()
+
+    def health(self, service: str, timeout_s: float = ADMIN_TIMEOUT_S) -> str:
+        """What the health service says of `service` ("" is the whole), by gRPC's name of it."""
+        try:
+            answer = self._health.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise self._call_error(error) from error
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
     def model_info(self, timeout_s: float = ADMIN_TIMEOUT_S) -> prefill_pb2.GetModelInfoResponse:
         """What is served."""

@@ -6,7 +6,7 @@ import logging
 
 import typer
 
-from wavepp.cli import demo, model, prefill, sim, status, trace, up
+from wavepp.cli import demo, health, model, prefill, sim, status, trace, up
 
 # Rich's tracebacks would print the values of local variables: prompts and salts among them.
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command("up")(up.up)
 app.command("prefill")(prefill.prefill)
 app.command("status")(status.status)
 app.command("trace")(trace.trace)
+app.command("health")(health.health)
 app.add_typer(model.app, name="model")
 app.add_typer(sim.app, name="sim")
 app.command("demo")(demo.demo)

@@ -27,6 +27,9 @@ RPCS_MAX: Final = 4096
 """Calls that one server runs at a time; more are refused with RESOURCE_EXHAUSTED."""
 STOP_GRACE_S: Final = 5.0
 
+LIVENESS: Final = "liveness"
+"""Name to ask the health service for: SERVING from start to stop, whatever the process thinks of its readiness."""
+
 _COMMON_OPTIONS: Final = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -64,7 +67,8 @@ def open_channel(address: str) -> grpc.aio.Channel:
 
 
 class RpcServer:
-    """A gRPC server with health and reflection. Not serving, to the health service, until `set_serving(True)`.
+    """A gRPC server with health and reflection. Not serving, to the health service, until `set_serving(True)`; alive,
+    under the name LIVENESS, as soon as it answers.
 
     `errors` adds a service's own errors to the table that maps errors to statuses. As `async with server` it is
     stopped at the end, whether or not it was started.
@@ -98,6 +102,7 @@ class RpcServer:
             bound = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise StartupError(f"cannot listen on {address}: {error}") from error
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self.set_serving(False)
         await self._server.start()
         return bound

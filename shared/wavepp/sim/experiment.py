@@ -29,7 +29,8 @@ class Rules:
     `paper`: a wave is planned when stage 0 is idle, arrivals are not spread, nothing overtakes, admission and hops take
     no time: what the paper's table was simulated with. Otherwise the rules of the router: one wave may wait at stage 0,
     arrivals are spread over waves while the pipeline is not full (policies that count tokens), later requests that fit
-    whole fill a wave. `lockstep_ms`: what the baseline spends on every stage to admit a request. `running_max`: grants that there is room for at once.
+    whole fill a wave. `lockstep_ms`: what the baseline spends on every stage to admit a request. `running_max`:
+    grants that there is room for at once.
     """
 
     paper: bool = False
