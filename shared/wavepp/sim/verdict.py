@@ -67,7 +67,7 @@ def better(result: CellResult) -> Measured:
 
 
 def gain_over_mpu(results: Sequence[CellResult], stages: int) -> float | None:
-    """Geometric mean of throughput over mpu's, concurrency 1 to 4, where all requests reuse a prefix; None without any."""
+    """Geometric mean of throughput over mpu, c = 1 to 4, where all requests reuse a prefix; None without any."""
     ratios = [
         result.by_policy["cost"].input_tokens_s / result.by_policy["mpu"].input_tokens_s
         for result in results
