@@ -6,7 +6,7 @@ import logging
 
 import typer
 
-from wavepp.cli import demo, health, model, prefill, sim, status, trace, up
+from wavepp.cli import demo, health, model, plan, prefill, sim, status, trace, up
 
 # Rich's tracebacks would print the values of local variables: prompts and salts among them.
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("trace")(trace.trace)
 app.command("health")(health.health)
 app.add_typer(model.app, name="model")
 app.add_typer(sim.app, name="sim")
+app.command("plan")(plan.plan)
 app.command("demo")(demo.demo)
 
 

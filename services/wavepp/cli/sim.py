@@ -55,7 +55,7 @@ def grid(
     with errors_as_lines("sim grid"):
         if rules not in ("router", "paper"):
             raise InvalidInputError(f"--rules is router or paper, not {rules!r}")
-        depths, clients = _numbers("--stages", stages, 64), _numbers("--concurrency", concurrency, 1024)
+        depths, clients = numbers("--stages", stages, 64), numbers("--concurrency", concurrency, 1024)
         chosen = [one for one in WORKLOADS if workload in one.name and (not quick or one.name in QUICK_WORKLOADS)]
         if not chosen:
             raise InvalidInputError(
@@ -71,7 +71,7 @@ def grid(
             seeds=seeds,
             requests_per_client=requests,
         )
-        with _progress("simulating") as progress:
+        with progress_bar("simulating") as progress:
             results = run_grid(plan, jobs or processes_for_grid(), progress)
         console = stdout()
         console.print(
@@ -140,7 +140,8 @@ def profiles() -> None:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr; call it with (done, of)."""
     from rich.progress import Progress
 
     with Progress(console=stderr(), transient=True) as bar:
@@ -148,7 +149,8 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
-def _numbers(option: str, text: str, largest: int) -> list[int]:
+def numbers(option: str, text: str, largest: int) -> list[int]:
+    """From text like 4,8,16, ascending. Raises InvalidInputError."""
     try:
         values = sorted({int(part) for part in text.split(",")})
     except ValueError:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from wavepp.sim.advice import Outlook
 from wavepp.sim.bubbles import TimeShares
 from wavepp.sim.experiment import SimPolicy
 from wavepp.sim.grid import CellResult
@@ -107,3 +108,42 @@ def shares_table(rows: Sequence[tuple[SimPolicy, Summary, TimeShares]]) -> Table
             f"{summary.input_tokens_s:,.0f}",
         )
     return table
+
+
+def outlooks_table(outlooks: Sequence[Outlook]) -> Table:
+    """A row per choice, the best first."""
+    table = Table(title="what to expect; shares are of the slowest stage's time")
+    for heading in ("P", "pipelines", "M", "policy", "input tok/s", "p50", "p95"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    for heading in ("utilisation", "bound", "launches", "starved", "uneven waves"):
+        table.add_column(heading, justify="right")
+    for one in outlooks:
+        shares = (one.summary.utilisation, one.bound.utilisation, one.shares.launches)
+        table.add_row(
+            str(one.choice.stages),
+            str(one.choice.pipelines),
+            f"{one.choice.wave_tokens_max:,}",
+            one.choice.policy,
+            f"{one.input_tokens_s:,.0f}",
+            f"{one.summary.p50_ms / 1e3:.2f} s",
+            f"{one.summary.p95_ms / 1e3:.2f} s",
+            *(f"{share:.1%}" for share in (*shares, one.shares.starved, one.shares.uneven)),
+        )
+    return table
+
+
+def outlook_lines(outlook: Outlook) -> list[str]:
+    """What to take, and what keeps it from more."""
+    choice, shares = outlook.choice, outlook.shares
+    lines = [
+        f"take {choice.pipelines} pipeline(s) of {choice.stages} stages with --policy {choice.policy} "
+        f"--wave-tokens-max {choice.wave_tokens_max}: {outlook.input_tokens_s:,.0f} input tokens/s, p50 "
+        f"{outlook.summary.p50_ms / 1e3:.2f} s, p95 {outlook.summary.p95_ms / 1e3:.2f} s"
+    ]
+    causes = [
+        (shares.launches, "launches: fewer, larger waves would need more requests under way"),
+        (shares.starved, "starved: too few requests under way to fill every stage; send more at a time"),
+        (shares.uneven, "uneven waves: waves of different length wait for each other, or for a hop"),
+    ]
+    lines += [f"  {share:.1%} lost to {cause}" for share, cause in sorted(causes, reverse=True) if share >= 0.005]
+    return lines

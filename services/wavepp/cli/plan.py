@@ -1,0 +1,60 @@
+"""`wavepp plan`: which depth, wave size and policy suit a workload, by simulation."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from wavepp.cli.sim import DEFAULT_PROFILE, ProfileOption, numbers, progress_bar
+from wavepp.cli.terminal import errors_as_lines, stdout
+from wavepp.core.errors import InvalidInputError
+
+
+def plan(
+    profile: ProfileOption = DEFAULT_PROFILE,
+    workload: Annotated[str | None, typer.Option(help="Name of a workload of `wavepp sim grid`.")] = None,
+    prompt: Annotated[int | None, typer.Option(min=1, max=4_000_000, help="Tokens of a prompt, instead.")] = None,
+    cached: Annotated[int, typer.Option(min=0, max=4_000_000, help="Of these, tokens seen before.")] = 0,
+    clients: Annotated[int, typer.Option(min=1, max=1024, help="Requests under way at a time.")] = 16,
+    devices: Annotated[int, typer.Option(min=0, max=64, help="Devices; 0 = as many as the profile has stages.")] = 0,
+    stages: Annotated[str, typer.Option(help="Pipeline depths that the model fits, like 4,8.")] = "",
+    wave_tokens: Annotated[
+        str, typer.Option(help="M to try, like 8192,16384; a quarter to all of the profile's.")
+    ] = "",
+) -> None:
+    """Say which pipeline depth, M and policy to take, what to expect of them, and where the bubbles come from."""
+    from wavepp.cli.sim_view import outlook_lines, outlooks_table
+    from wavepp.sim.advice import best, choices, look_into
+    from wavepp.sim.experiment import Rules
+    from wavepp.sim.grid import workload_by_name
+    from wavepp.sim.profile import load_profile
+    from wavepp.sim.workload import Workload
+
+    with errors_as_lines("plan"):
+        found = load_profile(profile)
+        if (workload is None) == (prompt is None):
+            raise InvalidInputError("say either --workload NAME or --prompt TOKENS (with --cached TOKENS)")
+        if prompt is not None and cached >= prompt:
+            raise InvalidInputError(f"--cached {cached} must be below --prompt {prompt}: the last token is computed")
+        asked = (
+            workload_by_name(workload)
+            if workload is not None
+            else Workload(f"{prompt} tokens, {cached} cached", ((1.0, prompt or 1, cached, ""),))
+        )
+        count = devices or found.measured_stages
+        depths = numbers("--stages", stages, 64) if stages else [d for d in (1, 2, 4, 8, 16, 32, 64) if count % d == 0]
+        largest = found.wave_tokens_max
+        block = found.block_tokens
+        default = [max(block, largest // part // block * block) for part in (4, 2, 1)]
+        sizes = numbers("--wave-tokens", wave_tokens, 1 << 20) if wave_tokens else default
+        if any(size % block for size in sizes):
+            raise InvalidInputError(f"--wave-tokens: M must be a multiple of the block, {block} tokens")
+        with progress_bar("simulating") as progress:
+            outlooks = look_into(choices(count, depths, sizes), asked, clients, found, Rules(), progress)
+        console = stdout()
+        console.print(f"simulated: {asked.name}, {clients} clients, {count} devices, profile {found.name}")
+        console.print(f"{found.derived}", soft_wrap=True)
+        console.print(outlooks_table(outlooks))
+        for line in outlook_lines(best(outlooks)):
+            console.print(line, soft_wrap=True)

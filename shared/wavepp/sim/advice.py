@@ -1,0 +1,91 @@
+"""Which pipeline depth, wave size and policy suit a workload on a number of devices: tried in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from wavepp.core.errors import InvalidInputError
+from wavepp.core.policy_factory import POLICY_NAMES, PolicyName
+from wavepp.sim.bound import Bound
+from wavepp.sim.bubbles import TimeShares, time_shares
+from wavepp.sim.experiment import Cell, Rules, bound_of, run_closed_loop, slowest_stage
+from wavepp.sim.profile import Profile
+from wavepp.sim.results import Summary
+from wavepp.sim.workload import Workload
+
+_AS_GOOD: Final = 0.99
+"""Choices within so much of the best throughput are equal; then the shorter tail decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`pipelines` pipelines of `stages` devices each, with waves of at most `wave_tokens_max`."""
+
+    stages: int
+    pipelines: int
+    wave_tokens_max: int
+    policy: PolicyName
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What to expect of a choice. `input_tokens_s`: of all pipelines together. `shares`: of the slowest stage."""
+
+    choice: Choice
+    clients_each: int
+    input_tokens_s: float
+    summary: Summary
+    bound: Bound
+    shares: TimeShares
+
+
+def choices(devices: int, stages: Sequence[int], wave_tokens: Sequence[int]) -> list[Choice]:
+    """All that use every device. Raises InvalidInputError when there is none."""
+    depths = [depth for depth in stages if devices % depth == 0]
+    if not depths:
+        raise InvalidInputError(f"{devices} devices cannot be split into pipelines of {list(stages)} stages")
+    return [
+        Choice(depth, devices // depth, tokens, policy)
+        for depth in depths
+        for tokens in wave_tokens
+        for policy in POLICY_NAMES
+    ]
+
+
+def look_into(
+    options: Sequence[Choice],
+    workload: Workload,
+    clients: int,
+    profile: Profile,
+    rules: Rules,
+    progress: Callable[[int, int], None],
+) -> list[Outlook]:
+    """Simulate every choice, clients shared evenly among its pipelines; the best first."""
+    found = []
+    for done, choice in enumerate(options, 1):
+        found.append(_outlook(choice, workload, clients, profile, rules))
+        progress(done, len(options))
+    return sorted(found, key=lambda one: -one.input_tokens_s)
+
+
+def best(outlooks: Sequence[Outlook]) -> Outlook:
+    """The highest throughput; among those about as high the shortest p95, then the fewest stages."""
+    highest = max(one.input_tokens_s for one in outlooks)
+    near = [one for one in outlooks if one.input_tokens_s >= _AS_GOOD * highest]
+    return min(near, key=lambda one: (round(one.summary.p95_ms, -1), one.choice.stages, -one.choice.wave_tokens_max))
+
+
+def _outlook(choice: Choice, workload: Workload, clients: int, profile: Profile, rules: Rules) -> Outlook:
+    smallest = min(profile.wave_tokens_min, max(profile.block_tokens, choice.wave_tokens_max // 2))
+    fitted = profile.model_copy(update={"wave_tokens_max": choice.wave_tokens_max, "wave_tokens_min": smallest})
+    each = max(1, clients // choice.pipelines)
+    cell = Cell(workload, choice.stages, each)
+    summary, log = run_closed_loop(cell, choice.policy, fitted, rules, 0, requests_per_client=20, record_spans=True)
+    costs = fitted.stages(choice.stages)
+    slowest = costs.index(slowest_stage(costs))
+    start = log.finished[each - 1].done_ms
+    shares = time_shares(log.spans or [], slowest, costs[slowest], start, log.finished[-1].done_ms)
+    throughput = choice.pipelines * summary.input_tokens_s
+    return Outlook(choice, each, throughput, summary, bound_of(cell, fitted, rules), shares)
