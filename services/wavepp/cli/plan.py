@@ -18,10 +18,8 @@ def plan(
     cached: Annotated[int, typer.Option(min=0, max=4_000_000, help="Of these, tokens seen before.")] = 0,
     clients: Annotated[int, typer.Option(min=1, max=1024, help="Requests under way at a time.")] = 16,
     devices: Annotated[int, typer.Option(min=0, max=64, help="Devices; 0 = as many as the profile has stages.")] = 0,
-    stages: Annotated[str, typer.Option(help="Pipeline depths that the model fits, like 4,8.")] = "",
-    wave_tokens: Annotated[
-        str, typer.Option(help="M to try, like 8192,16384; a quarter to all of the profile's.")
-    ] = "",
+    stages: Annotated[str, typer.Option(help="Depths that the model fits, like 4,8; the profile's or deeper.")] = "",
+    wave_tokens: Annotated[str, typer.Option(help="M to try, like 8192,16384; from a quarter of the profile's.")] = "",
 ) -> None:
     """Say which pipeline depth, M and policy to take, what to expect of them, and where the bubbles come from."""
     from wavepp.cli.sim_view import outlook_lines, outlooks_table
@@ -43,7 +41,9 @@ def plan(
             else Workload(f"{prompt} tokens, {cached} cached", ((1.0, prompt or 1, cached, ""),))
         )
         count = devices or found.measured_stages
-        depths = numbers("--stages", stages, 64) if stages else [d for d in (1, 2, 4, 8, 16, 32, 64) if count % d == 0]
+        # Whether the model fits fewer stages than the profile was made for, only its user knows.
+        deeper = [depth for depth in range(found.measured_stages, 65) if count % depth == 0]
+        depths = numbers("--stages", stages, 64) if stages else deeper or [found.measured_stages]
         largest = found.wave_tokens_max
         block = found.block_tokens
         default = [max(block, largest // part // block * block) for part in (4, 2, 1)]

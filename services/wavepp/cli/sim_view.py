@@ -135,15 +135,17 @@ def outlooks_table(outlooks: Sequence[Outlook]) -> Table:
 def outlook_lines(outlook: Outlook) -> list[str]:
     """What to take, and what keeps it from more."""
     choice, shares = outlook.choice, outlook.shares
-    lines = [
+    take = (
         f"take {choice.pipelines} pipeline(s) of {choice.stages} stages with --policy {choice.policy} "
         f"--wave-tokens-max {choice.wave_tokens_max}: {outlook.input_tokens_s:,.0f} input tokens/s, p50 "
         f"{outlook.summary.p50_ms / 1e3:.2f} s, p95 {outlook.summary.p95_ms / 1e3:.2f} s"
-    ]
+    )
     causes = [
         (shares.launches, "launches: fewer, larger waves would need more requests under way"),
         (shares.starved, "starved: too few requests under way to fill every stage; send more at a time"),
         (shares.uneven, "uneven waves: waves of different length wait for each other, or for a hop"),
     ]
-    lines += [f"  {share:.1%} lost to {cause}" for share, cause in sorted(causes, reverse=True) if share >= 0.005]
-    return lines
+    return [
+        take,
+        *(f"  {share:.1%} lost to {cause}" for share, cause in sorted(causes, reverse=True) if share >= 0.005),
+    ]
