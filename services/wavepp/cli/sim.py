@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from wavepp.cli.sim_study import study
 from wavepp.cli.terminal import errors_as_lines, stderr, stdout
 from wavepp.core.errors import InvalidInputError, WaveppError
 
@@ -18,6 +19,8 @@ DEFAULT_PROFILE = "kimi-k3-gb300-pp8"
 app = typer.Typer(
     name="sim", help="Simulate the scheduler: the router's own classes in virtual time.", no_args_is_help=True
 )
+
+app.command("study")(study)
 
 ProfileOption = Annotated[str, typer.Option(help="Cost profile: one that comes with WavePP, or a JSON file.")]
 JobsOption = Annotated[int, typer.Option(min=0, max=512, help="Processes; 0 = one a core.")]

@@ -1,0 +1,205 @@
+"""Questions about the scheduler that are not cells of the grid. All in virtual time, closed loop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from wavepp.core.cost import StageCost
+from wavepp.core.policy_factory import POLICY_NAMES, PolicyName, make_policy
+from wavepp.sim.clients import ClosedLoop
+from wavepp.sim.experiment import Cell, Rules, planner_config, run_closed_loop, sim_policy
+from wavepp.sim.profile import Profile
+from wavepp.sim.results import Finished, quantile
+from wavepp.sim.schedule import ScheduleSim
+from wavepp.sim.workload import Ask, Workload, cold, mixed, reuse, short_suffix
+
+_SHORT: Final = Workload("2K", ((1.0, 2048, 0, "short"),))
+_HUGE: Final = Workload("600K", ((1.0, 600_000, 0, "huge"),))
+
+
+# ---- a huge request among short ones ----
+
+
+@dataclass(frozen=True, slots=True)
+class Fairness:
+    """Of the short requests, without and with a client that always has a huge one under way."""
+
+    policy: PolicyName
+    p50_alone_ms: float
+    p99_alone_ms: float
+    p50_beside_ms: float
+    p99_beside_ms: float
+    huge_ms: float
+    utilisation_alone: float
+    utilisation_beside: float
+
+
+def fairness(profile: Profile, stages: int = 8, clients: int = 16, shorts: int = 20_000) -> list[Fairness]:
+    """600K-token requests, one at a time, among 2K-token ones."""
+    return [_fairness(profile, stages, clients, shorts, policy) for policy in POLICY_NAMES]
+
+
+def _fairness(profile: Profile, stages: int, clients: int, shorts: int, policy: PolicyName) -> Fairness:
+    alone, alone_use = _short_and_huge(profile, stages, clients, shorts, policy, huge=False)
+    beside, beside_use = _short_and_huge(profile, stages, clients, shorts, policy, huge=True)
+    quick = sorted(one.completion_ms for one in alone if one.kind == "short")
+    slow = sorted(one.completion_ms for one in beside if one.kind == "short")
+    huge = sorted(one.completion_ms for one in beside if one.kind == "huge")
+    return Fairness(
+        policy,
+        quantile(quick, 0.5),
+        quantile(quick, 0.99),
+        quantile(slow, 0.5),
+        quantile(slow, 0.99),
+        quantile(huge, 0.5),
+        alone_use,
+        beside_use,
+    )
+
+
+def _short_and_huge(
+    profile: Profile, stages: int, clients: int, shorts: int, policy: PolicyName, *, huge: bool
+) -> tuple[list[Finished], float]:
+    sim = _sim(profile, stages, policy)
+    short_asks, huge_asks = _SHORT.asks(0), _HUGE.asks(0)
+
+    def ask_again(finished: Finished) -> None:
+        ask = next(huge_asks if finished.kind == "huge" else short_asks)
+        sim.clock.after(0.0, lambda: sim.submit(ask))
+
+    def first(ask: Ask) -> None:
+        sim.clock.after(0.0, lambda: sim.submit(ask))
+
+    sim.on_finished = ask_again
+    for client in range(clients):
+        first(next(huge_asks) if huge and client == 0 else next(short_asks))
+    done = sim.log.finished
+    sim.clock.run(lambda: len(done) >= shorts)
+    # What the last huge one has computed so far is not in `done`; a run is long enough for it not to matter.
+    return done[clients:], sum(one.work_ms for one in done) / sim.clock.now_ms
+
+
+# ---- a wrong prior on unequal stages ----
+
+
+@dataclass(frozen=True, slots=True)
+class WrongPrior:
+    """Utilisation after `waves` waves: begun with the true costs, and with the worst of the wrong priors."""
+
+    workload: str
+    concurrency: int
+    fair: float
+    worst: float
+    worst_factors: tuple[float, float, float]
+    no_prior: float
+
+
+def wrong_priors(profile: Profile, stages: int = 8, waves: int = 200) -> list[WrongPrior]:
+    """Every prior takes all stages for equal, and is off by 2, up or down or not, in launch, token and pair cost."""
+    return [
+        _wrong_prior(profile, stages, waves, workload, concurrency)
+        for workload in (cold(131_072), reuse(131_072), short_suffix(36_864), mixed(131_072))
+        for concurrency in (1, 4, 16)
+    ]
+
+
+def _wrong_prior(profile: Profile, stages: int, waves: int, workload: Workload, concurrency: int) -> WrongPrior:
+    costs = profile.stages(stages)
+    base = costs[0]
+
+    def after(priors: Sequence[StageCost] | None) -> float:
+        return _utilisation_after(profile, stages, waves, workload, concurrency, priors)
+
+    def wrong(factors: tuple[float, float, float]) -> float:
+        launch, token, pair = factors
+        prior = StageCost(base.launch_ms * launch, base.token_ms * token, base.pair_ms * pair)
+        return after([prior] * stages)
+
+    factors = (0.5, 1.0, 2.0)
+    worst, worst_factors = min((wrong(each), each) for each in itertools.product(factors, factors, factors))
+    return WrongPrior(workload.name, concurrency, after(costs), worst, worst_factors, after(None))
+
+
+def _utilisation_after(
+    profile: Profile,
+    stages: int,
+    waves: int,
+    workload: Workload,
+    concurrency: int,
+    priors: Sequence[StageCost] | None,
+) -> float:
+    policy = make_policy(
+        "cost",
+        stages=stages,
+        wave_tokens_max=profile.wave_tokens_max,
+        wave_tokens_min=profile.wave_tokens_min,
+        block_tokens=profile.block_tokens,
+        priors=priors,
+        hop_ms=profile.hop_ms,
+    )
+    rules = Rules()
+    config, delays = planner_config(profile, stages, rules), rules.delays(profile, "cost")
+    sim = ScheduleSim(profile.stages(stages), config, policy, delays)
+    loop = ClosedLoop(sim.clock, workload.asks(0), concurrency, sim.submit)
+    sim.on_finished = lambda _: loop.answered()
+    sim.clock.run(lambda: sim.log.waves >= waves)
+    before = len(sim.log.finished)
+    sim.clock.run(lambda: len(sim.log.finished) >= before + max(60, 25 * concurrency))
+    return sim.log.summary(before).utilisation
+
+
+# ---- where mpu loses ----
+
+
+@dataclass(frozen=True, slots=True)
+class MpuLoss:
+    """Throughput relative to static, and waves per request, at reuse 256K with 32 clients."""
+
+    room: int
+    launch_ms: float
+    mpu: float
+    cost: float
+    waves_static: float
+    waves_mpu: float
+    waves_cost: float
+
+
+def mpu_losses(profile: Profile, stages: int = 8, clients: int = 32, seeds: int = 3) -> list[MpuLoss]:
+    """With room for so many of the requests at once and so much launch cost."""
+    return [
+        _mpu_loss(profile.model_copy(update={"launch_ms": launch}), stages, clients, seeds, room)
+        for room in (4096, 14, 12, 10, 8)
+        for launch in (6.0, 20.0, 40.0, 80.0)
+    ]
+
+
+def _mpu_loss(profile: Profile, stages: int, clients: int, seeds: int, room: int) -> MpuLoss:
+    cell = Cell(reuse(262_144), stages, clients)
+    rates: dict[PolicyName, float] = {}
+    waves: dict[PolicyName, float] = {}
+    for policy in POLICY_NAMES:
+        runs = [
+            run_closed_loop(cell, policy, profile, Rules(running_max=room), seed, requests_per_client=20)[0]
+            for seed in range(seeds)
+        ]
+        rates[policy] = sum(run.input_tokens_s for run in runs) / seeds
+        waves[policy] = sum(run.waves_per_request for run in runs) / seeds
+    return MpuLoss(
+        room,
+        profile.launch_ms,
+        rates["mpu"] / rates["static"],
+        rates["cost"] / rates["static"],
+        waves["static"],
+        waves["mpu"],
+        waves["cost"],
+    )
+
+
+def _sim(profile: Profile, stages: int, policy: PolicyName) -> ScheduleSim:
+    rules = Rules()
+    costs, delays = profile.stages(stages), rules.delays(profile, policy)
+    chosen = sim_policy(policy, profile, costs, delays.hop, 1.0)
+    return ScheduleSim(costs, planner_config(profile, stages, rules), chosen, delays)
