@@ -133,6 +133,8 @@ class StageFit:
         # As if the earlier steps had taken `factor` times as long; their weights, 1 / predicted^2, go with it.
         self._products = [[product / factor**2 for product in row] for row in self._products]
         self._sums = [one / factor for one in self._sums]
+        # What was wrong was the speed, which says nothing against the fit.
+        self._error = min(self._error, self._spread)
         return True
 
     def _learn(self, features: _Vector, took_ms: float, predicted: float, residual: float) -> None:
