@@ -34,8 +34,8 @@ _REFUSED_ABOVE: Final = 0.5
 _TRUSTED_BELOW: Final = 0.4
 _STEPS_MIN: Final = 4
 _LASTING: Final = 24
-"""So many outliers in a row, all slower or all faster, are no hiccups, and no new kind of step either, which takes fewer
-to be learned: the stage's speed has changed."""
+"""So many outliers in a row, all slower or all faster, are no hiccups, and no new kind of step either, which fewer are
+enough to learn: the stage's speed has changed."""
 
 _EVERY: Final = 8
 """Once there are enough steps, the parameters are solved for after so many more."""
@@ -75,6 +75,7 @@ class StageFit:
         self._steps = 0
         self._error = 0.0
         self._spread = 0.2
+        self._surprise_above = 0.0
         self._surprises: list[float] = []
         """Measured over predicted, of the outliers to one side that came last, one after another."""
         self._refused = False
@@ -119,11 +120,14 @@ class StageFit:
 
     def _speed_changed(self, ratio: float) -> bool:
         """Hears of a step's measured over predicted time. If the change lasts, all that was learned follows it."""
-        if abs(ratio - 1.0) <= _HUBER * self._spread:
-            self._surprises.clear()
-            return False
         if self._surprises and (self._surprises[-1] > 1.0) != (ratio > 1.0):
             self._surprises.clear()
+        if not self._surprises:
+            # Of the time before: the surprises themselves widen the spread.
+            self._surprise_above = _HUBER * self._spread
+        if abs(ratio - 1.0) <= self._surprise_above:
+            self._surprises.clear()
+            return False
         self._surprises.append(ratio)
         if len(self._surprises) < _LASTING:
             return False
