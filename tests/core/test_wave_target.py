@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -137,7 +138,7 @@ def test_on_one_stage_many_requests_share_waves() -> None:
 
 def test_more_requests_never_make_waves_much_smaller() -> None:
     sizes = [WaveTarget(0.0).size(typical(count, 100.0), pipeline(6.0), 1e4).work_ms for count in range(1, 200)]
-    assert all(after >= 0.7 * before for before, after in zip(sizes, sizes[1:], strict=False))
+    assert all(after >= 0.7 * before for before, after in pairwise(sizes))
 
 
 def test_a_size_is_kept_while_another_promises_little_more() -> None:
