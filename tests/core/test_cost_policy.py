@@ -147,6 +147,7 @@ def test_prefill_that_decodes_no_longer_counts() -> None:
     fresh.admitted(GrantId(2), 0, 32_768)
     assert learner.budget(NO_VIEW) != fresh.budget(NO_VIEW)
     plan.add_decode(GrantId(1), 32_768)
+    # Until its peak is forgotten.
     for _ in range(16):
         learner.budget(NO_VIEW)
     assert learner.budget(NO_VIEW) == fresh.budget(NO_VIEW)

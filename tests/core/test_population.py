@@ -67,6 +67,8 @@ def test_a_population_is_what_a_list_of_its_members_says(memory: int, story: lis
             case "remove", int(grant):
                 real.remove(GrantId(grant))
                 naive.members.pop(grant, None)
+                if not naive.members:
+                    naive.seen.clear()
             case "look", None if naive.members:
                 got, expected = real.look(), naive.look()
                 assert (got.requests, got.alike) == (expected.requests, expected.alike)
@@ -109,6 +111,15 @@ def test_a_dip_in_their_number_is_bridged_for_as_many_looks_as_are_remembered() 
     some.remove(GrantId(0))
     some.remove(GrantId(1))
     assert [some.look().requests for _ in range(4)] == [3, 3, 1, 1]
+
+
+def test_who_comes_alone_after_all_have_left_is_not_taken_for_one_of_many() -> None:
+    some = population((0, 100), (0, 100))
+    assert some.look().requests == 2
+    some.remove(GrantId(0))
+    some.remove(GrantId(1))
+    some.add(GrantId(2), 0, 100)
+    assert some.look().requests == 1
 
 
 def test_after_a_reset_the_peak_is_forgotten() -> None:

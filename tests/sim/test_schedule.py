@@ -92,6 +92,22 @@ def test_a_lone_request_takes_admission_every_step_and_every_hop() -> None:
     assert done.work_ms == pytest.approx(COST.scaled(1.3).work_ms(work))
 
 
+def test_a_lone_request_after_a_burst_is_as_fast_as_one_at_the_start() -> None:
+    fresh, after = simulation(POLICIES["cost"]()), simulation(POLICIES["cost"]())
+    for sim in (fresh, after):
+        # What a step costs is learned first.
+        closed_loop(sim, cold(32_768), 1, 20)
+        sim.on_finished = lambda finished: None
+        sim.clock.run(lambda: False)
+    for _ in range(64):
+        after.submit(Ask(4096, 0))
+    after.clock.run(lambda: False)
+    for sim in (fresh, after):
+        sim.submit(Ask(32_768, 0))
+        sim.clock.run(lambda: False)
+    assert after.log.finished[-1].completion_ms <= 1.1 * fresh.log.finished[-1].completion_ms
+
+
 def test_work_on_the_path_is_done_by_every_stage_once_a_request() -> None:
     plain, loaded = simulation(StaticPolicy(M), Delays()), simulation(StaticPolicy(M), Delays(on_path=10.0))
     for sim in (plain, loaded):

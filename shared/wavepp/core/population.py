@@ -36,7 +36,8 @@ class Population:
     """Requests from their grant to their first token, wherever their chunks are.
 
     The peak is taken over the last `memory` looks: where a client sends its next request as soon as it has its answer,
-    the number dips for a moment at every answer, and plans must not follow that.
+    the number dips for a moment at every answer, and plans must not follow that. When nobody is left it begins anew: who
+    comes alone after a burst must not be planned for as one of many.
     """
 
     def __init__(self, cost: StageCost, memory: int) -> None:
@@ -61,6 +62,8 @@ class Population:
         work, ms = member
         del self._sorted[bisect_left(self._sorted, ms)]
         self._tokens -= work.tokens
+        if not self._members:
+            self._recent.clear()
 
     def work_ms(self, grant: GrantId) -> float:
         """All of a member's work, done or not."""
