@@ -161,7 +161,7 @@ def check_wave(chunks: list[Chunk], budget: TimeBudget, m: int, slots: int, ends
     assert sum(cost.chunk_ms(chunk.start, chunk.length) for chunk in chunks) <= target * (1.0 + snap) + rounding
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_whatever_waits_and_whatever_the_targets_the_packing_keeps_its_promises(data: st.DataObject) -> None:
     cost = data.draw(costs())

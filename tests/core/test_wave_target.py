@@ -78,7 +78,7 @@ hops = st.sampled_from([0.0, 1.0, 30.0])
 others = st.sampled_from([0.0, 1.0, 3.3, 7.0, 15.0])
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(requests, works, st.booleans(), launches, others, hops, maxima)
 def test_the_first_choice_is_worth_as_much_as_the_best_of_all_sizes(
     count: int, work_ms: float, alike: bool, launch_ms: float, rest: float, hop_ms: float, work_max_ms: float
@@ -90,7 +90,7 @@ def test_the_first_choice_is_worth_as_much_as_the_best_of_all_sizes(
     assert worth_of(size, who, cost, hop_ms, work_max_ms) >= 0.985 * best
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(launches, hops, st.lists(st.tuples(requests, works, st.booleans(), maxima), min_size=2, max_size=12))
 def test_no_target_is_above_the_limit_whatever_was_asked_before(
     launch_ms: float, hop_ms: float, questions: list[tuple[int, float, bool, float]]

@@ -308,7 +308,7 @@ def tell_a_story(
         assert ledger.at[grant] == end or grant in ledger.cancelled | ledger.end_asked
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_the_planner_keeps_its_promises_and_plans_as_the_naive_one(data: st.DataObject) -> None:
     config = data.draw(configs())
@@ -355,7 +355,7 @@ def time_policies(draw: st.DrawFn, config: PlannerConfig) -> WavePolicy:
     return Times(draw(st.lists(sizes, min_size=1, max_size=5)), cost)
 
 
-@settings(max_examples=120)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_the_planner_keeps_its_promises_with_budgets_of_time(data: st.DataObject) -> None:
     config = data.draw(configs())

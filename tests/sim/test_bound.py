@@ -27,7 +27,7 @@ def formula(m: int, n: int, stages: int, concurrency: int, work: float, launch: 
     return work * min(concurrency / latency, m / (m * work + n * launch))
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 9),
     st.integers(1, 12),

@@ -36,8 +36,8 @@ class Population:
     """Requests from their grant to their first token, wherever their chunks are.
 
     The peak is taken over the last `memory` looks: where a client sends its next request as soon as it has its answer,
-    the number dips for a moment at every answer, and plans must not follow that. When nobody is left it begins anew: who
-    comes alone after a burst must not be planned for as one of many.
+    the number dips for a moment at every answer, and plans must not follow that. When nobody is left it begins anew:
+    who comes alone after a burst must not be planned for as one of many.
     """
 
     def __init__(self, cost: StageCost, memory: int) -> None:
@@ -64,10 +64,6 @@ class Population:
         self._tokens -= work.tokens
         if not self._members:
             self._recent.clear()
-
-    def work_ms(self, grant: GrantId) -> float:
-        """All of a member's work, done or not."""
-        return self._members[grant][1]
 
     def reprice(self, cost: StageCost) -> None:
         """The cost has changed. O(members)."""
