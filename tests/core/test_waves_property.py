@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from wavepp.core.ids import GrantId
+from wavepp.core.cost import StageCost
+from wavepp.core.cost_policy import CostPolicy
+from wavepp.core.frame_types import StepTime
+from wavepp.core.ids import GrantId, StageIndex
 from wavepp.core.policies import MpuPolicy, QueueView, StaticPolicy, WavePolicy
+from wavepp.core.time_packing import TimeBudget
+from wavepp.core.wave_target import WaveSize
 from wavepp.core.waves import PlannedWave, PlannerConfig, WavePlanner
 
 A = 4  # alignment, so that small numbers reach all cases
@@ -232,7 +239,76 @@ class Ledger:
 OPERATIONS = ["add", "add", "plan", "plan", "plan", "decode", "cancel", "end"]
 
 
-@settings(max_examples=200)
+def tell_a_story(
+    data: st.DataObject,
+    planner: WavePlanner,
+    config: PlannerConfig,
+    plan: Callable[[int, int], PlannedWave | None],
+    ledger: Ledger,
+    naive: NaivePlanner | None,
+) -> None:
+    """Requests come, decode, are cancelled and end while waves are planned; then all that waits goes out."""
+    keep_alive: dict[int, bool] = {}
+    for _ in range(data.draw(st.integers(1, 40))):
+        operation = data.draw(st.sampled_from(OPERATIONS))
+        if operation == "add":
+            grant = len(keep_alive)
+            start = data.draw(st.integers(0, 10)) * A + data.draw(st.sampled_from([0, 0, 0, 1]))
+            end = start + data.draw(st.integers(1, 150))
+            keep_alive[grant] = data.draw(st.booleans())
+            planner.add(GrantId(grant), start, end, keep_alive[grant])
+            if naive:
+                naive.add(grant, start, end)
+            ledger.spans[grant] = (start, end)
+            ledger.at[grant] = ledger.snapshot_at[grant] = start
+        elif operation == "plan":
+            in_flight = data.draw(st.integers(0, config.ring))
+            plan(in_flight, data.draw(st.integers(0, min(2, in_flight))))
+        elif operation == "decode":
+            idle = [
+                grant
+                for grant, alive in keep_alive.items()
+                if alive and ledger.at[grant] == ledger.spans[grant][1]
+                if grant not in ledger.decodes_due and grant not in ledger.end_asked | ledger.cancelled
+            ]
+            for grant in idle[: data.draw(st.integers(1, 4))]:
+                position = ledger.spans[grant][1] + data.draw(st.integers(0, 5))
+                planner.add_decode(GrantId(grant), position)
+                if naive:
+                    naive.decode.append((grant, position))
+                ledger.decodes_due[grant] = position
+        elif keep_alive:
+            grant = data.draw(st.sampled_from(sorted(keep_alive)))
+            if naive:
+                naive.drop(grant)
+            ledger.decodes_due.pop(grant, None)
+            if operation == "cancel":
+                planner.cancel(GrantId(grant))
+                ledger.cancelled.add(grant)
+            else:
+                first = grant not in ledger.end_asked
+                assert planner.end(GrantId(grant)) is first
+                if naive:
+                    naive.ends += [grant] * first
+                ledger.end_asked.add(grant)
+
+    # Then everything that waits goes out, in a bounded number of waves.
+    tokens_left = planner.waiting_tokens
+    decodes_left = len(ledger.decodes_due)
+    waves = 0
+    while planner.has_work():
+        assert plan(0, 0) is not None
+        waves += 1
+        assert waves <= tokens_left + decodes_left + 1
+    event(f"waves to drain: {min(waves, 10)}")
+    assert plan(0, 0) is None
+    assert ledger.ended == ledger.end_asked
+    assert not ledger.decodes_due
+    for grant, (_, end) in ledger.spans.items():
+        assert ledger.at[grant] == end or grant in ledger.cancelled | ledger.end_asked
+
+
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_the_planner_keeps_its_promises_and_plans_as_the_naive_one(data: st.DataObject) -> None:
     config = data.draw(configs())
@@ -251,60 +327,54 @@ def test_the_planner_keeps_its_promises_and_plans_as_the_naive_one(data: st.Data
         ledger.check(wave, waiting)
         return wave
 
-    keep_alive: dict[int, bool] = {}
-    for _ in range(data.draw(st.integers(1, 40))):
-        operation = data.draw(st.sampled_from(OPERATIONS))
-        if operation == "add":
-            grant = len(keep_alive)
-            start = data.draw(st.integers(0, 10)) * A + data.draw(st.sampled_from([0, 0, 0, 1]))
-            end = start + data.draw(st.integers(1, 150))
-            keep_alive[grant] = data.draw(st.booleans())
-            planner.add(GrantId(grant), start, end, keep_alive[grant])
-            naive.add(grant, start, end)
-            ledger.spans[grant] = (start, end)
-            ledger.at[grant] = ledger.snapshot_at[grant] = start
-        elif operation == "plan":
-            in_flight = data.draw(st.integers(0, config.ring))
-            plan(in_flight, data.draw(st.integers(0, min(2, in_flight))))
-        elif operation == "decode":
-            idle = [
-                grant
-                for grant, alive in keep_alive.items()
-                if alive and ledger.at[grant] == ledger.spans[grant][1]
-                if grant not in ledger.decodes_due and grant not in ledger.end_asked | ledger.cancelled
-            ]
-            for grant in idle[: data.draw(st.integers(1, 4))]:
-                position = ledger.spans[grant][1] + data.draw(st.integers(0, 5))
-                planner.add_decode(GrantId(grant), position)
-                naive.decode.append((grant, position))
-                ledger.decodes_due[grant] = position
-        elif keep_alive:
-            grant = data.draw(st.sampled_from(sorted(keep_alive)))
-            naive.drop(grant)
-            ledger.decodes_due.pop(grant, None)
-            if operation == "cancel":
-                planner.cancel(GrantId(grant))
-                ledger.cancelled.add(grant)
-            else:
-                first = grant not in ledger.end_asked
-                assert planner.end(GrantId(grant)) is first
-                naive.ends += [grant] * first
-                ledger.end_asked.add(grant)
+    tell_a_story(data, planner, config, plan, ledger, naive)
 
-    # Then everything that waits goes out, in a bounded number of waves.
-    tokens_left = planner.waiting_tokens
-    decodes_left = len(ledger.decodes_due)
-    waves = 0
-    while planner.has_work():
-        assert plan(0, 0) is not None
-        waves += 1
-        assert waves <= tokens_left + decodes_left + 1
-    event(f"waves to drain: {min(waves, 10)}")
-    assert planner.plan(0, 0) is None
-    assert ledger.ended == ledger.end_asked
-    assert not ledger.decodes_due
-    for grant, (_, end) in ledger.spans.items():
-        assert ledger.at[grant] == end or grant in ledger.cancelled | ledger.end_asked
+
+class Times(WavePolicy):
+    """Goes through a list of targets of time, cut anywhere or not, again and again."""
+
+    def __init__(self, sizes: list[WaveSize], cost: StageCost) -> None:
+        self.sizes = sizes
+        self.cost = cost
+        self.calls = 0
+
+    def budget(self, view: QueueView) -> TimeBudget:
+        self.calls += 1
+        return TimeBudget(self.sizes[(self.calls - 1) % len(self.sizes)], self.cost)
+
+
+@st.composite
+def time_policies(draw: st.DrawFn, config: PlannerConfig) -> WavePolicy:
+    cost = StageCost(
+        draw(st.sampled_from([0.0, 1.0, 30.0])), draw(st.sampled_from([1e-3, 1.0])), draw(st.sampled_from([0.0, 0.02]))
+    )
+    if draw(st.booleans()):
+        priors = draw(st.sampled_from([None, [cost] * config.stages]))
+        return CostPolicy(stages=config.stages, wave_tokens_max=config.wave_tokens_max, priors=priors, hop_ms=1.0)
+    sizes = st.builds(WaveSize, st.floats(1e-3, 200.0), st.booleans())
+    return Times(draw(st.lists(sizes, min_size=1, max_size=5)), cost)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_the_planner_keeps_its_promises_with_budgets_of_time(data: st.DataObject) -> None:
+    config = data.draw(configs())
+    planner, ledger = WavePlanner(config, data.draw(time_policies(config))), Ledger(config)
+    durations = random.Random(data.draw(st.integers(0, 5)))
+
+    def plan(in_flight: int, in_stage0: int) -> PlannedWave | None:
+        waiting = planner.waiting_requests
+        wave = planner.plan(in_flight, in_stage0)
+        planner.validate()
+        if wave is not None:
+            ledger.check(wave, waiting)
+            steps = [
+                StepTime(StageIndex(stage), 0, durations.randrange(10**9), 0, 0) for stage in range(config.stages + 1)
+            ]
+            planner.measured(wave.chunks, steps)
+        return wave
+
+    tell_a_story(data, planner, config, plan, ledger, None)
 
 
 @given(st.data())

@@ -21,9 +21,6 @@ class Amount:
     tokens: float
     pairs: float
 
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(self.tokens + other.tokens, self.pairs + other.pairs)
-
 
 def amount(start: int, length: int) -> Amount:
     """Of a chunk of `length` tokens after `start` earlier ones."""

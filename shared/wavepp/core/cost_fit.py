@@ -2,7 +2,8 @@
 
 Weighted least squares for (launch, token, pair) with forgetting, done on the sums of products, so a step costs the same
 however many came before. Residuals are relative, so small steps count as much as large ones; outliers are weighed down
-(Huber, 1964); what the steps do not tell apart keeps the proportions of the prior (a ridge towards it).
+(Huber, 1964); what the steps do not tell apart keeps the proportions of the prior (a ridge towards it). When the stage
+has become slower or faster as a whole, what was learned is brought to the new speed instead of being learned anew.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ _REFUSED_ABOVE: Final = 0.5
 
 _TRUSTED_BELOW: Final = 0.4
 _STEPS_MIN: Final = 4
+_LASTING: Final = 24
+"""So many outliers in a row, all slower or all faster, are no hiccups, and no new kind of step either, which fewer are
+enough to learn: the stage's speed has changed."""
+
 _EVERY: Final = 8
 """Once there are enough steps, the parameters are solved for after so many more."""
 
@@ -70,6 +75,9 @@ class StageFit:
         self._steps = 0
         self._error = 0.0
         self._spread = 0.2
+        self._surprise_above = 0.0
+        self._surprises: list[float] = []
+        """Measured over predicted, of the outliers to one side that came last, one after another."""
         self._refused = False
         self._cost = prior
 
@@ -85,7 +93,7 @@ class StageFit:
 
     def measured(self, work: Amount, took_ms: float) -> bool:
         """A step with this work took so long. Whether `cost` changed."""
-        if took_ms <= 0.0:
+        if not 0.0 < took_ms < math.inf:
             return False
         features = (1.0, work.tokens, work.pairs)
         if self._steps == 0:
@@ -93,6 +101,8 @@ class StageFit:
             self._scale = took_ms / _dot(features, self._prior)
             self._fitted = _times(self._prior, self._scale)
         predicted = max(_dot(features, self._fitted), 1e-3 * took_ms)
+        if self._speed_changed(took_ms / predicted):
+            predicted = _dot(features, self._fitted)
         residual = abs(took_ms - predicted) / predicted
         self._learn(features, took_ms, predicted, residual)
         self._note_error(residual)
@@ -107,6 +117,29 @@ class StageFit:
     @property
     def _few(self) -> bool:
         return self._steps < _STEPS_MIN
+
+    def _speed_changed(self, ratio: float) -> bool:
+        """Hears of a step's measured over predicted time. If the change lasts, all that was learned follows it."""
+        if self._surprises and (self._surprises[-1] > 1.0) != (ratio > 1.0):
+            self._surprises.clear()
+        if not self._surprises:
+            # Of the time before: the surprises themselves widen the spread.
+            self._surprise_above = _HUBER * self._spread
+        if abs(ratio - 1.0) <= self._surprise_above:
+            self._surprises.clear()
+            return False
+        self._surprises.append(ratio)
+        if len(self._surprises) < _LASTING:
+            return False
+        factor = sorted(self._surprises)[_LASTING // 2]
+        self._surprises.clear()
+        self._fitted = _times(self._fitted, factor)
+        # As if the earlier steps had taken `factor` times as long; their weights, 1 / predicted^2, go with it.
+        self._products = [[product / factor**2 for product in row] for row in self._products]
+        self._sums = [one / factor for one in self._sums]
+        # What was wrong was the speed, which says nothing against the fit.
+        self._error = min(self._error, self._spread)
+        return True
 
     def _learn(self, features: _Vector, took_ms: float, predicted: float, residual: float) -> None:
         limit = _HUBER * self._spread

@@ -8,6 +8,7 @@ from typing import Final
 from wavepp.core.cost import StageCost, total
 from wavepp.core.cost_fit import FitReport
 from wavepp.core.cost_model import CostModel
+from wavepp.core.errors import InvalidInputError
 from wavepp.core.frame_types import StepTime
 from wavepp.core.ids import GrantId
 from wavepp.core.policies import QueueView, WavePolicy
@@ -36,6 +37,8 @@ class CostPolicy(WavePolicy):
     ) -> None:
         """`wave_tokens_max`: M. `priors`: what the stages cost, one a stage. `hop_ms`: from a stage to the next."""
         priors = priors or [default_prior(wave_tokens_max)] * stages
+        if len(priors) != stages:
+            raise InvalidInputError(f"{len(priors)} prior costs for {stages} stages; give one a stage, or none")
         self._wave_tokens_max = wave_tokens_max
         self._model = CostModel(priors, total([(0, wave_tokens_max)]))
         self._version = self._model.version
@@ -59,7 +62,9 @@ class CostPolicy(WavePolicy):
         self._population.remove(grant)
 
     def measured(self, chunks: Sequence[Chunk], steps: Sequence[StepTime]) -> None:
-        self._model.measured(total((chunk.start, chunk.length) for chunk in chunks), steps)
+        # Waves of nothing but decode steps are many and all alike: the fit would forget what prefill costs.
+        if not all(chunk.decode for chunk in chunks):
+            self._model.measured(total((chunk.start, chunk.length) for chunk in chunks), steps)
 
     def reset(self) -> None:
         self._population.clear()

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
+from operator import mul
 from typing import Final
 
 from wavepp.core.cost import Amount, StageCost, amount
@@ -35,15 +36,14 @@ class Population:
     """Requests from their grant to their first token, wherever their chunks are.
 
     The peak is taken over the last `memory` looks: where a client sends its next request as soon as it has its answer,
-    the number dips for a moment at every answer, and plans must not follow that.
+    the number dips for a moment at every answer, and plans must not follow that. When nobody is left it begins anew:
+    who comes alone after a burst must not be planned for as one of many.
     """
 
     def __init__(self, cost: StageCost, memory: int) -> None:
         self._cost = cost
         self._members: dict[GrantId, tuple[Amount, float]] = {}
         self._sorted: list[float] = []
-        self._sum = 0.0
-        self._squares = 0.0
         self._tokens = 0.0
         self._recent: deque[int] = deque(maxlen=max(1, memory))
 
@@ -61,15 +61,9 @@ class Population:
             return
         work, ms = member
         del self._sorted[bisect_left(self._sorted, ms)]
-        self._sum -= ms
-        self._squares -= ms * ms
         self._tokens -= work.tokens
         if not self._members:
-            self._sum = self._squares = self._tokens = 0.0
-
-    def work_ms(self, grant: GrantId) -> float:
-        """All of a member's work, done or not."""
-        return self._members[grant][1]
+            self._recent.clear()
 
     def reprice(self, cost: StageCost) -> None:
         """The cost has changed. O(members)."""
@@ -85,24 +79,24 @@ class Population:
         self._recent.clear()
 
     def look(self) -> Typical:
-        """What they are like now; there must be one at least. Counts as one of the `memory` looks."""
+        """What they are like now; there must be one at least. Counts as one of the `memory` looks. O(members)."""
         present = len(self._members)
         self._recent.append(present)
-        mean = self._sum / present
-        deviation = math.sqrt(max(0.0, self._squares / present - mean * mean))
+        # Summed anew every time: in running sums the rounding of what has left would stay for ever.
+        all_ms = sum(self._sorted)
+        mean = all_ms / present
+        deviation = math.sqrt(max(0.0, sum(map(mul, self._sorted, self._sorted)) / present - mean * mean))
         alike = deviation <= _ALIKE * mean
         work = mean if alike else self._sorted[int((present - 1) * _TYPICAL)]
-        return Typical(max(self._recent), work, alike, self._sum / self._tokens)
+        return Typical(max(self._recent), work, alike, all_ms / self._tokens)
 
     def _insert(self, grant: GrantId, work: Amount) -> None:
         ms = self._cost.work_ms(work)
         self._members[grant] = (work, ms)
         insort(self._sorted, ms)
-        self._sum += ms
-        self._squares += ms * ms
         self._tokens += work.tokens
 
     def _clear(self) -> None:
         self._members.clear()
         self._sorted.clear()
-        self._sum = self._squares = self._tokens = 0.0
+        self._tokens = 0.0

@@ -89,7 +89,7 @@ class WaveTarget:
     def __init__(self, hop_ms: float) -> None:
         """`hop_ms`: from one stage's end to the next one's start."""
         self._hop_ms = hop_ms
-        self._best: OrderedDict[tuple[int, int, int, bool], tuple[_Share, float]] = OrderedDict()
+        self._best: OrderedDict[tuple[int, int, int, int, bool], tuple[_Share, float]] = OrderedDict()
         self._kept: _Share | None = None
         self._kept_alike = True
 
@@ -104,7 +104,8 @@ class WaveTarget:
         if kept is None or not stays or self._worth(kept, typical, launch, cost.others) * _STAY_UNTIL < promised:
             kept = best
         self._kept, self._kept_alike = kept, typical.alike
-        return WaveSize(kept.of_work * typical.work_ms, kept.sliced)
+        # What was remembered is right to within a few percent, which the limit is not.
+        return WaveSize(min(kept.of_work * typical.work_ms, work_max_ms), kept.sliced)
 
     def cost_changed(self) -> None:
         """What was worked out for the old cost is void."""
@@ -115,7 +116,8 @@ class WaveTarget:
         key = (
             round(25.0 * math.log(typical.requests)),
             round(25.0 * math.log(typical.work_ms / launch)),
-            round(12.0 * math.log(min(largest, _SIZES_MAX * 2.0))),
+            round(12.0 * math.log(largest)),
+            round(25.0 * math.log(launch)),
             typical.alike,
         )
         found = self._best.get(key)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-_PARTS_MAX: Final = 2000
+_PARTS_MAX: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)

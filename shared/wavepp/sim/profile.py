@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib import resources
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,7 +25,7 @@ class Profile(BaseModel):
     figures were measured here, fitted to published ones, or made up, and how; shown with every result.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str = Field(min_length=1, max_length=64)
     derived: str = Field(min_length=1)
@@ -33,7 +34,7 @@ class Profile(BaseModel):
     launch_ms: float = Field(ge=0)
     token_us: float = Field(gt=0)
     pair_ps: float = Field(ge=0)
-    slowdown: tuple[float, ...] = ()
+    slowdown: tuple[Annotated[float, Field(gt=0)], ...] = ()
     hop_ms: float = Field(0.0, ge=0)
     admission_ms: float = Field(0.0, ge=0)
     wave_tokens_max: int = Field(ge=64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -76,4 +77,4 @@ class Log:
 
 def quantile(ascending: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` of all do not exceed."""
-    return ascending[min(len(ascending) - 1, int(len(ascending) * share))]
+    return ascending[max(0, math.ceil(len(ascending) * share) - 1)]

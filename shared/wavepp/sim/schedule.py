@@ -57,7 +57,7 @@ class ScheduleSim:
         self.clock = VirtualClock()
         self.log = Log(spans=[] if record_spans else None)
         self.on_finished: Callable[[Finished], None] = lambda finished: None
-        self._slowest = max(costs, key=lambda cost: cost.token_ms)
+        self._costs = tuple(costs)
         self._delays = delays
         self._stages = TimedStages(costs, delays.hop, self.log.spans)
         self._asks: dict[RequestId, Ask] = {}
@@ -91,7 +91,8 @@ class ScheduleSim:
 
     def work_ms(self, ask: Ask) -> float:
         """A request's uncached work on the slowest stage."""
-        return self._slowest.work_ms(amount(ask.cached_tokens, ask.prompt_tokens - ask.cached_tokens))
+        work = amount(ask.cached_tokens, ask.prompt_tokens - ask.cached_tokens)
+        return max(cost.work_ms(work) for cost in self._costs)
 
     # ---- inside ----
 
