@@ -346,7 +346,7 @@ class Dispatcher:
         end = chunk.start + chunk.length
         computed = min(end, record.prompt_tokens) - chunk.start
         record.computed_tokens += max(0, computed)
-        tokens = bytes(record.tokens[chunk.start * TOKEN_BYTES : end * TOKEN_BYTES])
+        tokens = bytes(memoryview(record.tokens)[chunk.start * TOKEN_BYTES : end * TOKEN_BYTES])
         return IssuedChunk(chunk, record.request, tokens, self._decode_keys(record, chunk))
 
     def _decode_keys(self, record: RequestRecord, chunk: Chunk) -> bytes:

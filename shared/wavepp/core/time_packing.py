@@ -50,10 +50,14 @@ _W = TypeVar("_W", bound=Work)
 
 @dataclass(frozen=True, slots=True)
 class TimeBudget:
-    """A wave of this much predicted time on the slowest stage, which costs `cost`."""
+    """A wave of this much predicted time on the slowest stage, which costs `cost`.
+
+    `alike`: the requests under way are about equal, so none of them is huge beside another.
+    """
 
     size: WaveSize
     cost: StageCost
+    alike: bool = False
 
 
 def fill_by_time(
@@ -78,27 +82,19 @@ def _in_order(works: Iterable[_W], budget: TimeBudget) -> Iterable[tuple[_W, flo
 
     As they came; but while a huge one is first, some much smaller ones behind it share its waves.
     """
-    queue = iter(works)
-    head = next(queue, None)
-    if head is None:
-        return
     cost, target = budget.cost, budget.size.work_ms
-    if cost.chunk_ms(head.position, head.stop - head.position) > 2.0 * target:
+    near = list(islice(works, 0 if budget.alike else 1 + _LOOK_AHEAD))
+    if near and cost.chunk_ms(near[0].position, near[0].stop - near[0].position) > 2.0 * target:
+        head, behind = near[0], near[1:]
         limit = cost.chunk_ms(head.reused, head.end - head.reused) / _HUGE
-        near = list(islice(queue, _LOOK_AHEAD))
-        small = [work for work in near if cost.chunk_ms(work.reused, work.end - work.reused) <= limit]
+        small = [work for work in behind if cost.chunk_ms(work.reused, work.end - work.reused) <= limit]
         if small:
             theirs = sum(cost.chunk_ms(work.position, work.stop - work.position) for work in small)
             yield head, max(_HUGE_SHARE * target, target - theirs)
             chosen = set(map(id, small))
-            near = [*small, *(work for work in near if id(work) not in chosen)]
-            yield from ((work, math.inf) for work in near)
+            yield from ((work, math.inf) for work in (*small, *(one for one in behind if id(one) not in chosen)))
             return
-        yield head, math.inf
-        yield from ((work, math.inf) for work in near)
-    else:
-        yield head, math.inf
-    yield from ((work, math.inf) for work in queue)
+    yield from ((work, math.inf) for work in works)
 
 
 class _Filling:

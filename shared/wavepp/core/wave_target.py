@@ -35,6 +35,9 @@ _SLICED_WORTH: Final = 0.99
 _STAY_UNTIL: Final = 1.015
 """A size is kept until another promises so much more."""
 
+_FITS: Final = 1.03
+"""So much more than M may be wanted: whole requests that nearly fill M are better than M cut from them."""
+
 _SIZES_MAX: Final = 24
 _STEP: Final = 1.06
 _MEMORY_MAX: Final = 2048
@@ -100,7 +103,7 @@ class WaveTarget:
         largest = work_max_ms / typical.work_ms
         best, promised = self._search(typical, launch, cost.others, largest)
         kept = self._kept
-        stays = kept is not None and self._kept_alike == typical.alike and kept.of_work <= 1.001 * largest
+        stays = kept is not None and self._kept_alike == typical.alike and kept.of_work <= _FITS * largest
         if kept is None or not stays or self._worth(kept, typical, launch, cost.others) * _STAY_UNTIL < promised:
             kept = best
         self._kept, self._kept_alike = kept, typical.alike
@@ -122,7 +125,7 @@ class WaveTarget:
         )
         found = self._best.get(key)
         if found is None:
-            shares = [share for share in (_EQUAL if typical.alike else _MIXED) if share.of_work <= largest]
+            shares = [share for share in (_EQUAL if typical.alike else _MIXED) if share.of_work <= _FITS * largest]
             # A wave that M cuts short cuts requests wherever it must.
             shares.append(_Share(largest, max(1.0, 1.0 / largest) + 1.0, True))
             worth = [self._worth(share, typical, launch, others) for share in shares]
