@@ -196,7 +196,7 @@ def test_the_slowest_stage_is_found_and_when_another_becomes_slower_it_is_that()
     run(model, 60, [1.0, 1.0, 2.0, 1.0])
     assert model.pipeline.slowest.step_ms(LONG) == pytest.approx(2.0 * TRUE.step_ms(LONG), rel=0.02)
     assert model.pipeline.others == pytest.approx(1.5, rel=0.02)
-    run(model, 100, [4.0, 1.0, 2.0, 1.0])
+    run(model, 200, [4.0, 1.0, 2.0, 1.0])
     assert model.pipeline.slowest.step_ms(LONG) == pytest.approx(4.0 * TRUE.step_ms(LONG), rel=0.05)
     assert model.pipeline.others == pytest.approx(1.0, rel=0.05)
 
@@ -205,7 +205,7 @@ def test_steps_that_say_what_is_known_move_no_version() -> None:
     model = CostModel([TRUE] * 2, SHORT)
     run(model, 100, [1.0, 1.0])
     assert model.version == 0
-    run(model, 100, [2.0, 2.0])
+    run(model, 250, [2.0, 2.0])
     assert model.version > 0
     version = model.version
     run(model, 100, [2.0, 2.0])

@@ -39,7 +39,7 @@ class Naive:
         deviation = math.sqrt(math.fsum((work - mean) ** 2 for work in works) / len(works))
         alike = deviation <= 0.15 * mean
         typical = mean if alike else works[int((len(works) - 1) * 0.3)]
-        return Typical(max(self.seen[-self.memory :]), typical, alike, math.fsum(works) / tokens)
+        return Typical(max(self.seen[-self.memory :]), typical, alike, math.fsum(works) / tokens, min(works))
 
 
 # Few different lengths, so that many works are equal.

@@ -16,7 +16,7 @@ from wavepp.core.wave_target import WaveSize, WaveTarget
 
 
 def typical(requests: float, work_ms: float, *, alike: bool = True) -> Typical:
-    return Typical(requests, work_ms, alike, ms_per_token=0.02)
+    return Typical(requests, work_ms, alike, ms_per_token=0.02, smallest_ms=work_ms)
 
 
 def pipeline(launch_ms: float, others: float = 7.0) -> PipelineCost:

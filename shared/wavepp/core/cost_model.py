@@ -12,6 +12,9 @@ from wavepp.core.frame_types import StepTime
 
 _NS_PER_MS: Final = 1e6
 _REFERENCE_KEEP: Final = 0.95
+_TEACH_ALL: Final = 64
+"""Waves of which every step is learned from."""
+
 _CHANGE_MIN: Final = 0.01
 """A change of every cost by less than this is not worth planning anew for."""
 
@@ -27,6 +30,7 @@ class CostModel:
             raise InvalidInputError("a pipeline has at least one stage; give a prior cost for each")
         self._fits = [StageFit(prior) for prior in priors]
         self._reference = reference
+        self._waves = 0
         self.version = 0
         self.pipeline: PipelineCost = pipeline_cost(list(priors), reference)
         """The cost to plan with."""
@@ -41,8 +45,9 @@ class CostModel:
             keep * self._reference.pairs + (1.0 - keep) * work.pairs,
         )
         changed = False
+        self._waves += 1
         for step in steps:
-            if 0 <= step.stage < len(self._fits):
+            if 0 <= step.stage < len(self._fits) and self._teaches(step.stage):
                 changed |= self._fits[step.stage].measured(work, step.duration_ns / _NS_PER_MS)
         if changed:
             self._update(pipeline_cost([fit.cost for fit in self._fits], self._reference))
@@ -50,6 +55,10 @@ class CostModel:
     def reports(self) -> list[FitReport]:
         """By stage."""
         return [fit.report() for fit in self._fits]
+
+    def _teaches(self, stage: int) -> bool:
+        """At first every step does; later every other one of a stage, since learning takes the router's time."""
+        return self._waves <= _TEACH_ALL or (self._waves + stage) % 2 == 0
 
     def _update(self, cost: PipelineCost) -> None:
         if _differs(cost, self.pipeline, self._reference):

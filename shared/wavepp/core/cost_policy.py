@@ -53,7 +53,7 @@ class CostPolicy(WavePolicy):
         cost = self._model.pipeline
         typical = self._population.look()
         size = self._target.size(typical, cost, self._wave_tokens_max * typical.ms_per_token)
-        return TimeBudget(size, cost.slowest, typical.alike)
+        return TimeBudget(size, cost.slowest, typical.smallest_ms)
 
     def admitted(self, grant: GrantId, start: int, end: int) -> None:
         self._population.add(grant, start, end)

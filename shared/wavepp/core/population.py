@@ -15,6 +15,8 @@ from wavepp.core.ids import GrantId
 _ALIKE: Final = 0.15
 """Requests whose work varies by less than this (standard deviation over mean) count as equal."""
 
+_SUM_ANEW: Final = 64
+
 _TYPICAL: Final = 0.3
 """Where requests differ, this quantile of their work is the typical one. Waves that a population of the smaller
 requests fills keep the pipeline full whichever of them come next; a large request fills it by itself."""
@@ -23,13 +25,15 @@ requests fills keep the pipeline full whichever of them come next; a large reque
 @dataclass(frozen=True, slots=True)
 class Typical:
     """`requests`: how many are under way, at the recent peak. `work_ms`: of one of them, on the slowest stage, with
-    no launch in it. `alike`: whether all are about that. `ms_per_token`: mean over all of them.
+    no launch in it. `alike`: whether all are about that. `ms_per_token`: mean over all of them. `smallest_ms`: the
+    least work that one of them is.
     """
 
     requests: float
     work_ms: float
     alike: bool
     ms_per_token: float
+    smallest_ms: float
 
 
 class Population:
@@ -45,6 +49,9 @@ class Population:
         self._members: dict[GrantId, tuple[Amount, float]] = {}
         self._sorted: list[float] = []
         self._tokens = 0.0
+        self._sum = 0.0
+        self._squares = 0.0
+        self._changes = 0
         self._recent: deque[int] = deque(maxlen=max(1, memory))
 
     def __len__(self) -> int:
@@ -62,6 +69,7 @@ class Population:
         work, ms = member
         del self._sorted[bisect_left(self._sorted, ms)]
         self._tokens -= work.tokens
+        self._count(-ms, -ms * ms)
         if not self._members:
             self._recent.clear()
 
@@ -79,24 +87,33 @@ class Population:
         self._recent.clear()
 
     def look(self) -> Typical:
-        """What they are like now; there must be one at least. Counts as one of the `memory` looks. O(members)."""
+        """What they are like now; there must be one at least. Counts as one of the `memory` looks."""
         present = len(self._members)
         self._recent.append(present)
-        # Summed anew every time: in running sums the rounding of what has left would stay for ever.
-        all_ms = sum(self._sorted)
-        mean = all_ms / present
-        deviation = math.sqrt(max(0.0, sum(map(mul, self._sorted, self._sorted)) / present - mean * mean))
+        mean = self._sum / present
+        deviation = math.sqrt(max(0.0, self._squares / present - mean * mean))
         alike = deviation <= _ALIKE * mean
         work = mean if alike else self._sorted[int((present - 1) * _TYPICAL)]
-        return Typical(max(self._recent), work, alike, all_ms / self._tokens)
+        return Typical(max(self._recent), work, alike, self._sum / self._tokens, self._sorted[0])
 
     def _insert(self, grant: GrantId, work: Amount) -> None:
         ms = self._cost.work_ms(work)
         self._members[grant] = (work, ms)
         insort(self._sorted, ms)
         self._tokens += work.tokens
+        self._count(ms, ms * ms)
+
+    def _count(self, ms: float, square: float) -> None:
+        """Running sums; summed anew now and then, or the rounding of huge requests that left would stay for ever."""
+        self._changes += 1
+        if self._changes % _SUM_ANEW == 0 or len(self._sorted) <= _SUM_ANEW // 8:
+            self._sum = sum(self._sorted)
+            self._squares = sum(map(mul, self._sorted, self._sorted))
+        else:
+            self._sum += ms
+            self._squares += square
 
     def _clear(self) -> None:
         self._members.clear()
         self._sorted.clear()
-        self._tokens = 0.0
+        self._tokens = self._sum = self._squares = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol, TypeVar
@@ -52,16 +52,16 @@ _W = TypeVar("_W", bound=Work)
 class TimeBudget:
     """A wave of this much predicted time on the slowest stage, which costs `cost`.
 
-    `alike`: the requests under way are about equal, so none of them is huge beside another.
+    `smallest_ms`: no request under way is less work, so beside what is not much more none needs to be looked for.
     """
 
     size: WaveSize
     cost: StageCost
-    alike: bool = False
+    smallest_ms: float = 0.0
 
 
 def fill_by_time(
-    works: Iterable[_W], budget: TimeBudget, config: PlannerConfig, requests_max: int
+    works: Collection[_W], budget: TimeBudget, config: PlannerConfig, requests_max: int
 ) -> list[tuple[_W, int]]:
     """Which requests get how many tokens, first come first served. At least one when there is any."""
     filling = _Filling(budget, config)
@@ -77,16 +77,16 @@ def fill_by_time(
     return chosen
 
 
-def _in_order(works: Iterable[_W], budget: TimeBudget) -> Iterable[tuple[_W, float]]:
+def _in_order(works: Collection[_W], budget: TimeBudget) -> Iterable[tuple[_W, float]]:
     """The requests, each with the most of a wave that it may take.
 
     As they came; but while a huge one is first, some much smaller ones behind it share its waves.
     """
     cost, target = budget.cost, budget.size.work_ms
-    near = list(islice(works, 0 if budget.alike else 1 + _LOOK_AHEAD))
-    if near and cost.chunk_ms(near[0].position, near[0].stop - near[0].position) > 2.0 * target:
-        head, behind = near[0], near[1:]
+    head = next(iter(works), None)
+    if head is not None and cost.chunk_ms(head.position, head.stop - head.position) > 2.0 * target:
         limit = cost.chunk_ms(head.reused, head.end - head.reused) / _HUGE
+        behind = list(islice(works, 1, 1 + _LOOK_AHEAD)) if limit >= budget.smallest_ms else []
         small = [work for work in behind if cost.chunk_ms(work.reused, work.end - work.reused) <= limit]
         if small:
             theirs = sum(cost.chunk_ms(work.position, work.stop - work.position) for work in small)
