@@ -67,6 +67,25 @@ def test_status_shows_queue_waves_grants_hints_and_every_stage() -> None:
     assert "does not answer" in shown
 
 
+def learned(first_ms: float, second_ms: float) -> prefill_pb2.GetStatusResponse:
+    status = a_status()
+    for stage, typical_ms in enumerate((first_ms, second_ms)):
+        status.router.costs.append(
+            prefill_pb2.StageCostStatus(
+                stage=stage, state="fitted", steps=500, launch_ms=6.25, token_us=18.5, pair_ps=70, typical_ms=typical_ms
+            )
+        )
+    return status
+
+
+def test_what_was_learned_of_the_steps_is_shown_and_uneven_layers_are_remarked_on() -> None:
+    shown = rendered(status_view(learned(150.0, 100.0)))
+    assert "6.25 ms" in shown
+    assert "150.0 ms" in shown
+    assert "with --layers 12,18 the slowest one should take 120.0 ms a step instead of 150.0 ms" in shown
+    assert "uneven" not in rendered(status_view(learned(105.0, 100.0)))
+
+
 def test_a_directory_that_does_not_answer_is_said_so() -> None:
     status = a_status()
     status.directory.reachable = False

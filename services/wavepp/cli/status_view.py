@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from wavepp.core.cost_fit import FitState
+from wavepp.core.layer_split import even_layers
 from wavepp.v1 import prefill_pb2
+
+_ADVICE_STEPS_MIN: Final = 200
+_ADVICE_GAIN: Final = 0.9
+"""Less than a tenth faster is within what the learned costs may be wrong."""
 
 
 def status_view(status: prefill_pb2.GetStatusResponse) -> Group:
@@ -26,6 +34,7 @@ def status_view(status: prefill_pb2.GetStatusResponse) -> Group:
         stages_table(status),
         pools_table(status),
         *([costs_table(status)] if status.router.costs else []),
+        *(Text(line) for line in layers_advice(status)),
     )
 
 
@@ -93,7 +102,7 @@ def pools_table(status: prefill_pb2.GetStatusResponse) -> Table:
 def costs_table(status: prefill_pb2.GetStatusResponse) -> Table:
     """What the wave policy has learned, a row per stage: a step's time by launch, tokens and pairs of attention."""
     table = Table()
-    for heading in ("stage", "launch", "token", "pair", "error", "steps", "learned"):
+    for heading in ("stage", "launch", "token", "pair", "typical step", "error", "steps", "learned"):
         table.add_column(heading, justify="left" if heading == "learned" else "right", overflow="fold")
     for cost in status.router.costs:
         table.add_row(
@@ -101,8 +110,30 @@ def costs_table(status: prefill_pb2.GetStatusResponse) -> Table:
             f"{cost.launch_ms:,.2f} ms",
             f"{cost.token_us:,.1f} us",
             f"{cost.pair_ps:,.0f} ps",
+            f"{cost.typical_ms:,.1f} ms",
             f"{cost.relative_error:.0%}",
             f"{cost.steps:,}",
             cost.state,
         )
     return table
+
+
+def layers_advice(status: prefill_pb2.GetStatusResponse) -> list[str]:
+    """A line when another split of the layers would make the slowest stage much faster, by what was learned."""
+    costs, stages = status.router.costs, status.stages
+    learned = len(costs) == len(stages) and all(cost.state == FitState.FITTED.value for cost in costs)
+    if not learned or not costs or min(cost.steps for cost in costs) < _ADVICE_STEPS_MIN:
+        return []
+    layers = [stage.last_layer - stage.first_layer for stage in stages]
+    if min(layers) < 1:
+        return []
+    slowest = max(cost.typical_ms for cost in costs)
+    advice = even_layers(layers, [cost.typical_ms for cost in costs])
+    if advice.slowest_ms > _ADVICE_GAIN * slowest:
+        return []
+    split = ",".join(str(count) for count in advice.layers)
+    line = (
+        f"stages are uneven: with --layers {split} the slowest one should take {advice.slowest_ms:,.1f} ms a step "
+        f"instead of {slowest:,.1f} ms"
+    )
+    return [line]

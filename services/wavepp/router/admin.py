@@ -134,4 +134,5 @@ def _cost(stage: int, report: FitReport) -> prefill_pb2.StageCostStatus:
         launch_ms=report.cost.launch_ms,
         token_us=1e3 * report.cost.token_ms,
         pair_ps=1e9 * report.cost.pair_ms,
+        typical_ms=report.typical_ms,
     )

@@ -53,12 +53,15 @@ class FitState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """`error`: mean relative error of the fit's predictions, of late."""
+    """`error`: mean relative error of the fit's predictions, of late. `typical_ms`: of a step that is typical for the
+    whole pipeline; 0 where nobody says what is.
+    """
 
     state: FitState
     steps: int
     error: float
     cost: StageCost
+    typical_ms: float = 0.0
 
 
 class StageFit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from wavepp.core.cost import Amount, PipelineCost, StageCost, pipeline_cost
@@ -54,7 +55,7 @@ class CostModel:
 
     def reports(self) -> list[FitReport]:
         """By stage."""
-        return [fit.report() for fit in self._fits]
+        return [replace(fit.report(), typical_ms=fit.cost.step_ms(self._reference)) for fit in self._fits]
 
     def _teaches(self, stage: int) -> bool:
         """At first every step does; later every other one of a stage, since learning takes the router's time."""

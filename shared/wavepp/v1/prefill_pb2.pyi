@@ -471,6 +471,7 @@ class StageCostStatus(_message.Message):
     LAUNCH_MS_FIELD_NUMBER: _builtins.int
     TOKEN_US_FIELD_NUMBER: _builtins.int
     PAIR_PS_FIELD_NUMBER: _builtins.int
+    TYPICAL_MS_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     state: _builtins.str
     """Where the figures come from: the prior, a fit, or the prior scaled because the fit was refused."""
@@ -480,6 +481,8 @@ class StageCostStatus(_message.Message):
     launch_ms: _builtins.float
     token_us: _builtins.float
     pair_ps: _builtins.float
+    typical_ms: _builtins.float
+    """Of a step that is typical for the pipeline, the same for all stages."""
     def __init__(
         self,
         *,
@@ -490,10 +493,11 @@ class StageCostStatus(_message.Message):
         launch_ms: _builtins.float = ...,
         token_us: _builtins.float = ...,
         pair_ps: _builtins.float = ...,
+        typical_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["launch_ms", b"launch_ms", "pair_ps", b"pair_ps", "relative_error", b"relative_error", "stage", b"stage", "state", b"state", "steps", b"steps", "token_us", b"token_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["launch_ms", b"launch_ms", "pair_ps", b"pair_ps", "relative_error", b"relative_error", "stage", b"stage", "state", b"state", "steps", b"steps", "token_us", b"token_us", "typical_ms", b"typical_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
