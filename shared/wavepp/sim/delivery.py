@@ -150,19 +150,20 @@ class TimedOrder(Delivery):
         return not any(way.messages and name not in self.frozen for name, way in self._streams.items())
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
-        condition = until or _never
+        def stop() -> bool:
+            if self._held:
+                self._let_go()
+            return until is not None and until()
+
         while True:
-            self._let_go()
-            self._clock.run(condition)
-            if condition() or self._held <= self.frozen:
+            self._clock.run(stop)
+            if stop() or self._held <= self.frozen:
                 return
 
     def _arrives_at(self, time_ms: float, way: _Stream, message: _Message) -> None:
         self._clock.at(time_ms, lambda: self._arrives(way, message))
 
     def _arrives(self, way: _Stream, message: _Message) -> None:
-        if self._held:
-            self._let_go()
         if not way.messages or way.messages[0] is not message:
             # Lost in a cut, delivered already when its stream was let go, or behind one that is held.
             return
@@ -185,7 +186,3 @@ class TimedOrder(Delivery):
 
 def _among(name: str, streams: tuple[str, ...]) -> bool:
     return any(name.startswith(stream) if stream.endswith(":") else name == stream for stream in streams)
-
-
-def _never() -> bool:
-    return False
