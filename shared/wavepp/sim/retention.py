@@ -28,7 +28,7 @@ class Retention:
     documents: int = 64
     prefix_tokens: int = 131_072
     question_tokens: int = 4_096
-    skew: float = 0.8
+    skew: float = 1.0
 
     @property
     def tokens(self) -> int:
