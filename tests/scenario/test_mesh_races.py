@@ -77,7 +77,7 @@ def directory_dies_while_a_wave_is_queued() -> bool:
     mesh.submit("a", PROMPT)
     mesh.run()
     (grant,) = (g.grant for g in mesh.stages[1].sequencer.grants.live())
-    mesh._send("rounds:1", lambda: mesh._stage(1, sm.AbortArrived((grant,))))
+    mesh.send("rounds:1", lambda: mesh.tell_stage(1, sm.AbortArrived((grant,))))
     # Somebody else would get the blocks.
     mesh.submit("b", OTHER)
     mesh.frozen.clear()

@@ -6,7 +6,7 @@ import logging
 
 import typer
 
-from wavepp.cli import demo, health, model, plan, prefill, sim, status, trace, up
+from wavepp.cli import demo, health, model, plan, prefill, sim, sim_pools, status, trace, up
 
 # Rich's tracebacks would print the values of local variables: prompts and salts among them.
 app = typer.Typer(
@@ -21,6 +21,8 @@ app.command("status")(status.status)
 app.command("trace")(trace.trace)
 app.command("health")(health.health)
 app.add_typer(model.app, name="model")
+sim.app.command("trace")(sim_pools.trace)
+sim.app.command("retention")(sim_pools.retention)
 app.add_typer(sim.app, name="sim")
 app.command("plan")(plan.plan)
 app.command("demo")(demo.demo)

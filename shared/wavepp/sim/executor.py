@@ -7,15 +7,18 @@ state is noticed at once, and the answer can be predicted from the prompt alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from wavepp.core import dispatch_messages as dm
 from wavepp.core import stage_messages as sm
+from wavepp.core.cost import StageCost
 from wavepp.core.errors import InvariantError
-from wavepp.core.frames import StepTime
 from wavepp.core.ids import GrantId, StageIndex
 from wavepp.core.requests import ChosenToken
+from wavepp.core.tokens import decode_tokens
+from wavepp.sim.jobs import Executor, Failing, JobSpan, SimModel, step_ms
 
 VOCABULARY: Final = 50_000
 _MODULUS: Final = 2**61 - 1
@@ -50,21 +53,25 @@ class Payload:
 
 
 @dataclass(slots=True)
-class SimExecutor:
+class SimExecutor(Executor):
     """Runs jobs in order on the blocks, states and snapshots of one stage.
 
-    `failing` says why a chunk's output is not finite; empty while all is well.
+    `cost`: what steps take; nothing if absent.
     """
 
     block_tokens: int
     stage: StageIndex
-    failing: Callable[[StageIndex, sm.JobChunk], str]
+    failing: Failing
+    cost: StageCost | None = None
     blocks: dict[tuple[int, int], int] = field(default_factory=dict)
     states: dict[int, int] = field(default_factory=dict)
     snapshots: dict[int, int] = field(default_factory=dict)
 
-    def run(self, job: sm.RunJob, now: int) -> sm.JobDone:
-        """Do a job. Its output has the rows of the chunks that did not fail."""
+    def takes_ms(self, job: sm.RunJob) -> float:
+        return step_ms(self.cost, job) if self.cost is not None else 0.0
+
+    def run(self, job: sm.RunJob, span: JobSpan) -> sm.JobDone:
+        """The output has the rows of the chunks that did not fail."""
         payload = job.payload
         if not isinstance(payload, Payload):
             raise InvariantError(f"wave {job.wave} has no payload")
@@ -86,7 +93,7 @@ class SimExecutor:
             rows.extend(values)
             if chunk.sample:
                 samples.append((chunk.grant, ChosenToken(values[-1] % VOCABULARY, 0.0)))
-        step = StepTime(self.stage, now, 1, 0, sum(c.length for c in job.chunks))
+        step = span.step(self.stage, sum(c.length for c in job.chunks))
         return sm.JobDone(job.wave, step, tuple(failed), Payload(tuple(rows), before), tuple(samples))
 
     def _state_before(self, chunk: sm.JobChunk) -> int:
@@ -118,3 +125,18 @@ class SimExecutor:
             self.states[chunk.state_slot] = values[-1]
         if chunk.snapshot_slot is not None:
             self.snapshots[chunk.snapshot_slot] = values[-1]
+
+
+class FingerprintModel(SimModel):
+    """Stages that compute fingerprints. `costs`: what their steps take, one a stage; nothing if absent."""
+
+    def __init__(self, block_tokens: int, costs: Sequence[StageCost] | None = None) -> None:
+        self._block_tokens = block_tokens
+        self._costs = costs
+
+    def executor(self, stage: StageIndex, failing: Failing) -> SimExecutor:
+        cost = self._costs[stage] if self._costs is not None else None
+        return SimExecutor(self._block_tokens, stage, failing, cost)
+
+    def payload(self, wave: dm.IssueWave) -> Payload:
+        return Payload(tuple(token for issued in wave.chunks for token in decode_tokens(issued.token_bytes)), {})

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """One request that got its first token. Times in ms. `work_ms`: its uncached work on the slowest stage."""
+    """One request that got its first token. Times in ms. `work_ms`: its uncached work on the slowest stage.
+
+    `waited_ms`: from its arrival to its grant, where there is something to wait for.
+    """
 
     arrived_ms: float
     done_ms: float
@@ -17,6 +20,7 @@ class Finished:
     cached_tokens: int
     work_ms: float
     kind: str = ""
+    waited_ms: float = 0.0
 
     @property
     def completion_ms(self) -> float:

@@ -1,0 +1,139 @@
+"""The directory of a simulated mesh: admission, its rounds streams and the ledger in etcd."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from wavepp.core import admission_messages as am
+from wavepp.core import dispatch_messages as dm
+from wavepp.core import stage_messages as sm
+from wavepp.core.admission import Admission
+from wavepp.core.errors import InvariantError
+from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, StageIndex
+from wavepp.sim.delivery import Delivery
+from wavepp.sim.mesh_config import MeshConfig, Peers, SimEtcd
+from wavepp.sim.mesh_stages import SimStages
+
+ETCD_RETRY_MS: Final = 100.0
+"""While etcd is away, whatever must be written is tried again after this time."""
+
+
+class SimDirectory:
+    """The directory that leads; `restart` puts another in its place."""
+
+    def __init__(self, config: MeshConfig, delivery: Delivery, peers: Peers, stages: SimStages, etcd: SimEtcd) -> None:
+        self._config = config
+        self._delivery = delivery
+        self._peers = peers
+        self._stages = stages
+        self._etcd = etcd
+        self._unwritten: deque[am.SetRecord] = deque()
+        self._directory_epoch = 0
+        self.admission = self._new_admission()
+
+    def _new_admission(self) -> Admission:
+        self._directory_epoch += 1
+        return Admission(
+            directory_epoch=DirectoryEpoch(self._directory_epoch),
+            recurrent=self._config.recurrent,
+            block_tokens=self._config.block_tokens,
+            alignment_tokens=self._config.alignment_tokens,
+        )
+
+    # ---- processes and streams ----
+
+    def restart(self) -> None:
+        """The directory dies; another takes over what the ledger, the stages and the router know."""
+        self._delivery.cut("rounds:", "answers:", "admit", "decide", "ledger")
+        self._unwritten.clear()
+        self.admission = self._new_admission()
+
+    def connect(self, epoch: PipelineEpoch, live: frozenset[GrantId]) -> None:
+        """It leads: it reads the ledger, hears of the router's epoch and grants, and finds the stages."""
+        records = tuple((r.name, r.epoch, tuple(g for g, _, _ in r.grants)) for r in self._etcd.records.values())
+        self.handle(am.LedgerLoaded(records))
+        self.handle(am.RouterConnected(epoch, live))
+        for stage in self._stages.processes:
+            self.connect_rounds(stage.index)
+
+    def connect_rounds(self, index: StageIndex, after_ms: float = 0.0) -> None:
+        """The rounds stream to a stage is made (again), `after_ms` from now at the earliest."""
+        known = self.admission.known_to(index)
+        stage = self._stages.processes[index]
+
+        def hello() -> None:
+            if self._stages.processes[index] is not stage:
+                return
+            self._peers.tell_stage(index, sm.DirectoryConnected(known))
+            cursor = stage.sequencer.cache.cursor
+            connected = am.StageConnected(index, stage.incarnation, cursor, known)
+            self._delivery.send(f"answers:{index}", lambda: self.handle(connected))
+
+        self._delivery.send(f"rounds:{index}", hello, after_ms)
+
+    def change_ledger_writer(self) -> None:
+        """There is one for each admission stream; it takes over what is to be deleted, and nothing else."""
+        self._delivery.cut("ledger")
+        kept = [r for r in self._unwritten if not r.grants]
+        self._unwritten.clear()
+        for record in kept:
+            self._write_later(record)
+
+    # ---- events ----
+
+    def handle(self, event: am.Event) -> None:
+        """The directory hears this now."""
+        for instruction in self.admission.handle(event):
+            self._do(instruction)
+
+    def _do(self, instruction: am.Instruction) -> None:
+        send, tell_stage = self._delivery.send, self._peers.tell_stage
+        match instruction:
+            case am.SendPrepare(stage=stage):
+                prepare = sm.PrepareArrived(instruction.round, instruction.epoch, instruction.grants)
+                send(f"rounds:{stage}", lambda: tell_stage(stage, prepare))
+            case am.SendLower(stage=stage):
+                lower = sm.LowerArrived(instruction.round, instruction.grants)
+                send(f"rounds:{stage}", lambda: tell_stage(stage, lower))
+            case am.SendAbort(stage=stage, grants=grants):
+                send(f"rounds:{stage}", lambda: tell_stage(stage, sm.AbortArrived(grants)))
+            case am.AskDump(stage=stage):
+                send(f"rounds:{stage}", lambda: self._dump(stage))
+            case am.SetRecord():
+                self._write_later(instruction)
+            case am.Decide():
+                decided = dm.Decided(instruction.batch, instruction.decisions, instruction.answered)
+                send("decide", lambda: self._peers.dispatch(decided))
+
+    def _write_later(self, record: am.SetRecord, after_ms: float = 0.0) -> None:
+        self._unwritten.append(record)
+        self._delivery.send("ledger", self._write, after_ms)
+
+    def _write(self) -> None:
+        record, ok = self._unwritten.popleft(), self._etcd.up
+        if ok and record.grants:
+            self._etcd.records[record.name] = record
+        elif ok:
+            self._etcd.records.pop(record.name, None)
+        elif record.round is None:
+            # A mended record is tried until it is written.
+            self._write_later(record, ETCD_RETRY_MS)
+        if record.round is not None:
+            self.handle(am.RecordWritten(record.round, ok, "" if ok else "etcd is away"))
+
+    def _dump(self, stage: StageIndex) -> None:
+        it = self._stages.processes[stage]
+        for piece in it.sequencer.cache.dump():
+            event = am.CacheDumped(stage, it.incarnation, piece.keys, piece.snapshot_keys, piece.last, piece.cursor)
+            self._send_dumped(event)
+
+    def _send_dumped(self, event: am.CacheDumped) -> None:
+        self._delivery.send(f"answers:{event.stage}", lambda: self.handle(event))
+
+    def check_nothing_held(self) -> None:
+        """Raises InvariantError when the directory or the ledger knows a grant."""
+        if self.admission.grants or self.admission.rounds_in_flight:
+            raise InvariantError(f"the directory still knows grants {sorted(self.admission.grants)}")
+        if self._etcd.records:
+            raise InvariantError(f"the ledger still has {sorted(self._etcd.records)}")

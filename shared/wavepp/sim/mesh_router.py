@@ -1,0 +1,168 @@
+"""The router of a simulated mesh: dispatcher and keeper of epochs, and what its clients got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from wavepp.core import admission_messages as am
+from wavepp.core import dispatch_messages as dm
+from wavepp.core import epochs as ep
+from wavepp.core import stage_messages as sm
+from wavepp.core.dispatch import Dispatcher, DispatchLimits
+from wavepp.core.errors import InvariantError
+from wavepp.core.frame_types import FrameChunk
+from wavepp.core.ids import PipelineEpoch, RequestId
+from wavepp.core.requests import Failure, Outcome
+from wavepp.core.waves import WavePlanner
+from wavepp.sim.delivery import Delivery
+from wavepp.sim.jobs import SimModel
+from wavepp.sim.mesh_config import MeshConfig, Peers, PolicyFactory, SimEtcd
+from wavepp.sim.mesh_directory import ETCD_RETRY_MS
+
+_NS_PER_MS = 1e6
+_RETRY_AFTER_MS = 100
+
+
+class SimRouter:
+    """The router that leads; `restart` puts another in its place, which knows nothing of the requests.
+
+    What clients got is kept over restarts. `granted_in`: the batch in which a request was granted (last). `waves`:
+    those issued with chunks in them. `on_finished`, `on_failed`: called when a client has its answer.
+    """
+
+    def __init__(
+        self,
+        config: MeshConfig,
+        model: SimModel,
+        policy: PolicyFactory,
+        delivery: Delivery,
+        peers: Peers,
+        etcd: SimEtcd,
+    ) -> None:
+        self.outcomes: dict[RequestId, Outcome] = {}
+        self.failures: dict[RequestId, Failure] = {}
+        self.streamed: dict[RequestId, list[int]] = {}
+        self.finished_order: list[RequestId] = []
+        self.granted_in: dict[RequestId, int] = {}
+        self.waves = 0
+        self.on_finished: Callable[[Outcome], None] = lambda outcome: None
+        self.on_failed: Callable[[Failure], None] = lambda failure: None
+        self._config = config
+        self._model = model
+        self._policy = policy
+        self._delivery = delivery
+        self._peers = peers
+        self._etcd = etcd
+        self.keeper = ep.EpochKeeper(config.stages)
+        self.dispatcher = self._new_dispatcher()
+
+    def _new_dispatcher(self) -> Dispatcher:
+        config = self._config
+        planner = config.planner_config()
+        limits = DispatchLimits(
+            queue_requests_max=config.queue_requests_max,
+            queue_tokens_max=config.queue_tokens_max,
+            queue_retry_after_ms=_RETRY_AFTER_MS,
+            running_max=config.running_max,
+            attempts_max=config.attempts_max,
+        )
+        return Dispatcher(
+            limits=limits, planner=WavePlanner(planner, self._policy(planner)), block_tokens=config.block_tokens
+        )
+
+    def restart(self) -> None:
+        """The router dies with its requests, streams and etcd lease; another leads."""
+        self._delivery.cut("control:", "events:", "lost:", "admit", "decide", "timer", "epoch")
+        self._etcd.records.clear()
+        self.dispatcher = self._new_dispatcher()
+        self.keeper = ep.EpochKeeper(self._config.stages)
+
+    # ---- the dispatcher ----
+
+    def dispatch(self, event: dm.Event) -> None:
+        """The dispatcher hears this now."""
+        if isinstance(event, dm.Decided):
+            self._note_grants(event)
+        instructions = self.dispatcher.handle(event, self._delivery.now_ms)
+        if self._config.validate:
+            self.dispatcher.validate()
+        for instruction in instructions:
+            self._do(instruction)
+
+    def _note_grants(self, decided: dm.Decided) -> None:
+        for grant, verdict in decided.decisions:
+            request = self.dispatcher.request_of(grant)
+            if request is not None and isinstance(verdict, am.Granted):
+                self.granted_in[request] = decided.batch
+
+    def _do(self, instruction: dm.Instruction) -> None:
+        send, admit = self._delivery.send, self._peers.admit
+        match instruction:
+            case dm.SendAdmit():
+                event = am.Admit(instruction.batch, instruction.epoch, instruction.attempts)
+                send("admit", lambda: admit(event))
+            case dm.SendCancel(grants=grants):
+                send("admit", lambda: admit(am.CancelAttempts(grants)))
+            case dm.SendComputed(grants=grants):
+                send("admit", lambda: admit(am.GrantsComputed(grants)))
+            case dm.SendEnded(grants=grants):
+                send("admit", lambda: admit(am.GrantsEnded(grants)))
+            case dm.IssueWave():
+                self._issue(instruction)
+            case dm.EmitToken():
+                self._emit(instruction)
+            case dm.Finish(outcome=outcome):
+                self.outcomes[outcome.request] = outcome
+                self.finished_order.append(outcome.request)
+                self.on_finished(outcome)
+            case dm.Fail(failure=failure):
+                self.failures[failure.request] = failure
+                self.on_failed(failure)
+            case dm.RetryAfter(delay_ms=delay_ms):
+                send("timer", lambda: self._peers.dispatch(dm.RetryDue()), delay_ms)
+
+    def _emit(self, emitted: dm.EmitToken) -> None:
+        tokens = self.streamed.setdefault(emitted.request, [])
+        if len(tokens) != emitted.index:
+            raise InvariantError(f"token {emitted.index} of {emitted.request} after {len(tokens)}")
+        tokens.append(emitted.chosen.token)
+
+    def _issue(self, wave: dm.IssueWave) -> None:
+        self.waves += bool(wave.chunks)
+        chunks = []
+        for issued in wave.chunks:
+            c = issued.chunk
+            chunks.append(FrameChunk(c.grant, c.start, c.length, c.last, c.snapshot, c.decode, issued.keys))
+        issued_ns = int(self._delivery.now_ms * _NS_PER_MS)
+        payload = self._model.payload(wave)
+        arrived = sm.WaveArrived(wave.epoch, wave.wave, tuple(chunks), (), wave.ended, (), issued_ns, payload)
+        self._delivery.send("control:0", lambda: self._peers.tell_stage(0, arrived))
+
+    # ---- the keeper of epochs ----
+
+    def keep(self, event: ep.Event) -> None:
+        """The keeper of epochs hears this now."""
+        for instruction in self.keeper.handle(event):
+            match instruction:
+                case ep.RaiseEpoch():
+                    self._delivery.send("epoch", self._raised)
+                case ep.Broken(reason=reason):
+                    self.dispatch(dm.PipelineBroken(reason))
+                case ep.Ready(epoch=epoch):
+                    self._send_epoch(epoch)
+                    self.dispatch(dm.PipelineReady(epoch))
+                case ep.Announce():
+                    self._announce(instruction)
+
+    def _raised(self) -> None:
+        if not self._etcd.up:
+            self._delivery.send("epoch", self._raised, ETCD_RETRY_MS)
+            return
+        self._etcd.epoch += 1
+        self.keep(ep.Raised(PipelineEpoch(self._etcd.epoch)))
+
+    def _send_epoch(self, epoch: PipelineEpoch) -> None:
+        self._delivery.send("admit", lambda: self._peers.admit(am.EpochMoved(epoch)))
+
+    def _announce(self, announce: ep.Announce) -> None:
+        self._delivery.send(f"control:{announce.stage}", lambda: self._peers.announced(announce))

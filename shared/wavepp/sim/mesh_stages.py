@@ -1,0 +1,157 @@
+"""The stages of a simulated mesh: sequencers and caches with simulated executors, links and streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wavepp.core import admission_messages as am
+from wavepp.core import dispatch_messages as dm
+from wavepp.core import epochs as ep
+from wavepp.core import stage_messages as sm
+from wavepp.core.errors import InvariantError
+from wavepp.core.ids import Incarnation, PipelineEpoch, RequestId, StageIndex
+from wavepp.core.sequencer import Sequencer
+from wavepp.core.stage_cache import StageCache
+from wavepp.sim.delivery import Delivery
+from wavepp.sim.jobs import Executor, JobSpan, SimModel
+from wavepp.sim.mesh_config import MeshConfig, Peers
+
+
+@dataclass(slots=True)
+class StageProcess:
+    """One process; another takes its place when it dies."""
+
+    index: StageIndex
+    incarnation: Incarnation
+    sequencer: Sequencer
+    executor: Executor
+    next_incarnation: str = ""
+    """Whom the link to the next stage leads to; empty while there is none."""
+
+
+class SimStages:
+    """All stages. `poisoned`: requests whose output is not finite on that stage."""
+
+    def __init__(self, config: MeshConfig, model: SimModel, delivery: Delivery, peers: Peers) -> None:
+        self.poisoned: dict[RequestId, StageIndex] = {}
+        self._config = config
+        self._model = model
+        self._delivery = delivery
+        self._peers = peers
+        self._incarnations = 0
+        self.processes = [self._new(StageIndex(i)) for i in range(config.stages)]
+
+    def _new(self, index: StageIndex) -> StageProcess:
+        self._incarnations += 1
+        config = self._config
+        sequencer = Sequencer(
+            stage=index,
+            stages=config.stages,
+            cache=StageCache(config.cache_shape(index)),
+            waves_queued_max=config.planner_config().ring,
+            validate=config.validate,
+        )
+        incarnation = Incarnation(f"inc-{self._incarnations}")
+        return StageProcess(index, incarnation, sequencer, self._model.executor(index, self._failing))
+
+    def _failing(self, stage: StageIndex, chunk: sm.JobChunk) -> str:
+        if not self.poisoned:
+            return ""
+        return "output is not finite" if self.poisoned.get(RequestId(str(chunk.context))) == stage else ""
+
+    # ---- processes and links ----
+
+    def replace(self, index: StageIndex) -> None:
+        """The process is gone with all it held; there is a new one."""
+        self.processes[index] = self._new(index)
+
+    def register(self, index: StageIndex, after_ms: float = 0.0) -> None:
+        """The router finds the process, `after_ms` from now at the earliest."""
+        incarnation = self.processes[index].incarnation
+        up = ep.StageUp(index, incarnation, f"link-{incarnation}")
+        self._delivery.send(f"events:{index}", lambda: self._peers.keep(up), after_ms)
+
+    def link_lost(self, index: int) -> None:
+        """A neighbour of this stage is gone: it will tell the router."""
+        stage = StageIndex(index)
+        broken = ep.LinkBroken(stage, self.processes[stage].sequencer.epoch, "link broken")
+        self._delivery.send(f"lost:{stage}", lambda: self._peers.keep(broken))
+
+    def announced(self, announce: ep.Announce) -> None:
+        """The router's word of an epoch; the link to the next stage is made at once."""
+        self.handle(announce.stage, sm.EpochSet(announce.epoch))
+        self.processes[announce.stage].next_incarnation = announce.next_incarnation
+        self.handle(announce.stage, sm.LinksReady(announce.epoch))
+
+    # ---- events ----
+
+    def handle(self, index: int, event: sm.Event) -> None:
+        """A stage hears this now."""
+        stage = self.processes[index]
+        for instruction in stage.sequencer.handle(event):
+            self._do(stage, instruction)
+        changes = stage.sequencer.cache.drain_changes()
+        if changes.changes or changes.gap:
+            changed = am.CacheChanged(
+                stage.index, stage.incarnation, changes.first_number, changes.changes, changes.gap
+            )
+            self._delivery.send(f"answers:{index}", lambda: self._peers.admit(changed))
+
+    def _do(self, stage: StageProcess, instruction: sm.Instruction) -> None:
+        index, send, peers = stage.index, self._delivery.send, self._peers
+        match instruction:
+            case sm.RunJob():
+                self._begin_job(stage, instruction)
+            case sm.SendWave():
+                self._send_wave(stage, instruction)
+            case sm.ReportWave():
+                results = tuple(s for s in instruction.samples if isinstance(s, tuple))
+                done = dm.WaveDone(instruction.epoch, instruction.wave, results, instruction.failed, instruction.steps)
+                send(f"events:{index}", lambda: peers.dispatch(done))
+            case sm.ReportStep():
+                step = dm.StepDone(instruction.epoch, instruction.wave)
+                send(f"events:{index}", lambda: peers.dispatch(step))
+            case sm.AnswerPrepare() | sm.AnswerLower():
+                number = stage.sequencer.cache.room().number
+                answered = am.StageAnswered(
+                    index,
+                    instruction.round,
+                    tuple((g, a, number) for g, a in instruction.answers),
+                    isinstance(instruction, sm.AnswerLower),
+                )
+                send(f"answers:{index}", lambda: peers.admit(answered))
+            case sm.AckEpoch(epoch=epoch):
+                send(f"events:{index}", lambda: peers.keep(ep.Acked(index, epoch)))
+            case sm.ReportRoom(room=room):
+                send(f"events:{index}", lambda: peers.dispatch(dm.RoomChanged(index, room)))
+
+    def _begin_job(self, stage: StageProcess, job: sm.RunJob) -> None:
+        handed_ms = self._delivery.now_ms
+        takes_ms = stage.executor.takes_ms(job)
+
+        def done() -> None:
+            now_ms = self._delivery.now_ms
+            span = JobSpan(handed_ms, max(handed_ms, now_ms - takes_ms), now_ms)
+            self.handle(stage.index, stage.executor.run(job, span))
+
+        self._delivery.send(f"jobs:{stage.index}", done, takes_ms)
+
+    def _send_wave(self, stage: StageProcess, i: sm.SendWave) -> None:
+        self._delivery.send(f"sent:{stage.index}", lambda: self._sent(stage, i.epoch))
+        after = self.processes[stage.index + 1]
+        if after.incarnation != stage.next_incarnation:
+            return
+        arrived = sm.WaveArrived(i.epoch, i.wave, i.chunks, i.failed, i.ended, i.steps, i.issued_ns, i.output)
+        self._delivery.send(f"link:{stage.index}", lambda: self.handle(after.index, arrived))
+
+    def _sent(self, stage: StageProcess, epoch: PipelineEpoch) -> None:
+        if self.processes[stage.index] is stage:
+            self.handle(stage.index, sm.WaveSent(epoch))
+
+    def check_nothing_held(self) -> None:
+        """Raises InvariantError when a stage holds more than cache."""
+        for stage in self.processes:
+            for pool, usage in stage.sequencer.cache.usage().items():
+                if usage.free + usage.cached != usage.capacity or usage.reserved or len(stage.sequencer.grants):
+                    raise InvariantError(f"stage {stage.index} still holds of pool {pool}: {usage}")
+            stage.sequencer.validate()

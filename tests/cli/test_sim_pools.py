@@ -1,0 +1,61 @@
+"""`wavepp sim trace` and `wavepp sim retention`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from wavepp.cli.main import app
+
+
+def ask(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["sim", *arguments])
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    lines = [
+        json.dumps({"timestamp": 500 * i, "input_length": 2_000, "output_length": 9, "hash_ids": [1, 2, 3, 10 + i]})
+        for i in range(12)
+    ]
+    path = tmp_path / "requests.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_a_trace_is_replayed_with_every_policy(trace: str) -> None:
+    code, said = ask("trace", trace, "--speed", "0.5")
+    assert code == 0, said
+    assert "12 requests at 0.5x, pools of 3,000,000 tokens" in said
+    for policy in ("static", "mpu", "cost"):
+        (line,) = (line for line in said.splitlines() if f" {policy} " in line)
+        assert "1.000" in line, "everything that could be reused was"
+
+
+def test_retention_says_good_hits_and_the_oracles() -> None:
+    sizes = ("--documents", "4", "--prefix", "4096", "--question", "600", "--requests", "20", "--share", "2")
+    code, said = ask("retention", "--rates", "0.1,0.2", "--stages", "4", *sizes)
+    assert code == 0, said
+    assert "4 documents of 4,096 tokens" in said
+    assert "0.1 / s: good hits 1.000, LRU oracle 1.000" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("trace", "absent.jsonl"), "cannot be read"),
+        (("trace", "absent.jsonl", "--policies", "mpu,best"), "give some of static,mpu,cost"),
+        (("retention", "--policy", "mpu,cost"), "give one of static,mpu,cost"),
+        (("retention", "--rates", "fast"), "numbers above 0"),
+        (("retention", "--rates", "0"), "numbers above 0"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(arguments: tuple[str, ...], says: str) -> None:
+    code, said = ask(*arguments)
+    assert code == 1
+    assert says in said
+    assert said.count("\n") == 1

@@ -1,0 +1,43 @@
+"""Documents that are asked for again and again."""
+
+from __future__ import annotations
+
+import pytest
+
+from timed_support import BLOCK, setup
+from wavepp.core.errors import InvalidInputError
+from wavepp.core.limits import KEY_BYTES
+from wavepp.sim.retention import Retention, retain
+
+LOAD = Retention(documents=8, prefix_tokens=16 * BLOCK, question_tokens=2 * BLOCK, skew=1.0)
+
+
+def test_prompts_of_one_document_share_its_prefix_and_nothing_else() -> None:
+    asks = LOAD.asks(60, BLOCK, seed=1)
+    assert asks == LOAD.asks(60, BLOCK, seed=1)
+    prefixes: dict[str, set[bytes]] = {}
+    for one in asks:
+        prefixes.setdefault(one.kind, set()).add(one.keys[: 16 * KEY_BYTES])
+    assert all(len(keys) == 1 for keys in prefixes.values())
+    assert len({key for keys in prefixes.values() for key in keys}) == len(prefixes)
+    assert len({one.keys[16 * KEY_BYTES :] for one in asks}) == 60
+    counts = {kind: sum(one.kind == kind for one in asks) for kind in prefixes}
+    assert counts["document 0"] == max(counts.values())
+
+
+def test_with_room_for_all_and_time_between_every_repeat_is_a_good_hit() -> None:
+    result = retain(LOAD, setup(stages=4), rate_s=0.02, count=40, seed=2)
+    assert 0 < result.again < 40
+    assert result.rate == result.oracle_rate == 1.0
+
+
+def test_with_room_for_a_part_the_oracle_limits_what_is_kept() -> None:
+    result = retain(LOAD, setup(stages=4, pool_tokens=LOAD.tokens * 6 // 10), rate_s=0.5, count=120, seed=3)
+    assert 0.3 < result.oracle_rate < 1.0
+    assert 0.8 * result.oracle_rate <= result.rate <= 1.0
+    assert result.replay.failed == 0
+
+
+def test_a_load_of_nothing_is_refused() -> None:
+    with pytest.raises(InvalidInputError):
+        Retention(documents=0).asks(1, BLOCK, seed=1)
