@@ -38,7 +38,7 @@ class Naive:
         mean = math.fsum(works) / len(works)
         deviation = math.sqrt(math.fsum((work - mean) ** 2 for work in works) / len(works))
         alike = deviation <= 0.15 * mean
-        typical = mean if alike else works[int((len(works) - 1) * 0.3)]
+        typical = mean if alike else works[max(0, (len(works) - 3) // 2)]
         return Typical(max(self.seen[-self.memory :]), typical, alike, math.fsum(works) / tokens, min(works))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from wavepp.core.cost import PipelineCost, StageCost
 from wavepp.core.population import Typical
-from wavepp.core.wave_target import WaveSize, WaveTarget
+from wavepp.core.wave_target import Cutting, WaveSize, WaveTarget
 
 
 def typical(requests: float, work_ms: float, *, alike: bool = True) -> Typical:
@@ -36,7 +36,7 @@ def worth(size: WaveSize, parts: float, who: Typical, cost: PipelineCost, hop_ms
     k = 16.0 * math.sqrt(max(1.0, size.work_ms / who.work_ms)) if who.alike else 32.0
     low, high = sorted((math.log(latency), math.log(launches)))
     soft = math.exp(low - math.log1p(math.exp(k * (low - high))) / k)
-    return soft * (0.99 if size.sliced and who.alike else 1.0)
+    return soft * (0.99 if size.cutting is Cutting.ANYWHERE else 1.0)
 
 
 def launch_of(cost: PipelineCost, work_max_ms: float) -> float:
@@ -61,7 +61,7 @@ def worth_of(size: WaveSize, who: Typical, cost: PipelineCost, hop_ms: float, wo
     of_work = size.work_ms / who.work_ms
     if not who.alike:
         parts = max(1.0, 1.0 / of_work) + (1.0 if size.work_ms == work_max_ms else 0.0)
-    elif not size.sliced:
+    elif size.cutting is Cutting.EQUAL_PARTS:
         parts = max(1.0, round(1.0 / of_work))
     elif size.work_ms == work_max_ms:
         parts = max(1.0, 1.0 / of_work) + 1.0
@@ -128,7 +128,7 @@ def test_what_is_remembered_without_launch_cost_depends_on_the_hop() -> None:
 
 def test_a_lone_request_is_cut_into_as_many_waves_as_its_latency_wants() -> None:
     size = WaveTarget(0.0).size(typical(1, 1000.0), pipeline(6.0), 1e4)
-    assert not size.sliced
+    assert size.cutting is Cutting.EQUAL_PARTS
     assert 1000.0 / size.work_ms == pytest.approx(math.sqrt(7 * 1000.0 / 6.0), rel=0.3)
 
 

@@ -15,7 +15,7 @@ from wavepp.core.frame_types import StepTime
 from wavepp.core.ids import GrantId, StageIndex
 from wavepp.core.policies import MpuPolicy, QueueView, StaticPolicy, WavePolicy
 from wavepp.core.time_packing import TimeBudget
-from wavepp.core.wave_target import WaveSize
+from wavepp.core.wave_target import Cutting, WaveSize
 from wavepp.core.waves import PlannedWave, PlannerConfig, WavePlanner
 
 A = 4  # alignment, so that small numbers reach all cases
@@ -351,7 +351,7 @@ def time_policies(draw: st.DrawFn, config: PlannerConfig) -> WavePolicy:
     if draw(st.booleans()):
         priors = draw(st.sampled_from([None, [cost] * config.stages]))
         return CostPolicy(stages=config.stages, wave_tokens_max=config.wave_tokens_max, priors=priors, hop_ms=1.0)
-    sizes = st.builds(WaveSize, st.floats(1e-3, 200.0), st.booleans())
+    sizes = st.builds(WaveSize, st.floats(1e-3, 200.0), st.sampled_from(Cutting))
     return Times(draw(st.lists(sizes, min_size=1, max_size=5)), cost)
 
 

@@ -12,7 +12,7 @@ from wavepp.core.cost import StageCost
 from wavepp.core.cost_policy import CostPolicy
 from wavepp.core.policies import MpuPolicy, QueueView, StaticPolicy, WavePolicy
 from wavepp.core.time_packing import TimeBudget
-from wavepp.core.wave_target import WaveSize
+from wavepp.core.wave_target import Cutting, WaveSize
 from wavepp.core.waves import PlannerConfig
 from wavepp.sim.bound import equal_bound
 from wavepp.sim.clients import ClosedLoop
@@ -68,8 +68,8 @@ def test_without_launch_cost_a_lone_request_can_be_cut_until_nothing_is_lost() -
 class Fixed(WavePolicy):
     """Always the same target."""
 
-    def __init__(self, cost: StageCost, work_ms: float, sliced: bool) -> None:
-        self._budget = TimeBudget(WaveSize(work_ms, sliced), cost)
+    def __init__(self, cost: StageCost, work_ms: float, cutting: Cutting) -> None:
+        self._budget = TimeBudget(WaveSize(work_ms, cutting), cost)
 
     def budget(self, view: QueueView) -> TimeBudget:
         return self._budget
@@ -101,7 +101,14 @@ def test_no_closed_loop_of_equal_requests_beats_it(stages: int, concurrency: int
         CostPolicy(stages=stages, wave_tokens_max=M, priors=[cost] * stages),
         StaticPolicy(M),
         MpuPolicy(stages=stages, wave_tokens_max=8192, wave_tokens_min=512, block_tokens=1),
-        *(Fixed(cost, share * 100.0, sliced) for share, sliced in ((0.3, False), (0.75, True), (2.0, False))),
+        *(
+            Fixed(cost, share * 100.0, cutting)
+            for share, cutting in (
+                (0.3, Cutting.EQUAL_PARTS),
+                (0.75, Cutting.ANYWHERE),
+                (2.0, Cutting.EQUAL_PARTS),
+            )
+        ),
     ]
     for policy in policies:
         # The window may be off by a part of a wave, of some twenty rounds.

@@ -17,16 +17,13 @@ _ALIKE: Final = 0.15
 
 _SUM_ANEW: Final = 64
 
-_TYPICAL: Final = 0.3
-"""Where requests differ, this quantile of their work is the typical one. Waves that a population of the smaller
-requests fills keep the pipeline full whichever of them come next; a large request fills it by itself."""
-
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """`requests`: how many are under way, at the recent peak. `work_ms`: of one of them, on the slowest stage, with
-    no launch in it. `alike`: whether all are about that. `ms_per_token`: mean over all of them. `smallest_ms`: the
-    least work that one of them is.
+    """`requests`: how many are under way, at the recent peak. `work_ms`: of a typical one, on the slowest stage,
+    without launches: the mean where all are `alike`; else of the one below the median (the smallest of four): waves that
+    so many of these would fill keep the pipeline full whichever requests come next, and a large one does by itself.
+    `ms_per_token`: mean over all of them. `smallest_ms`: the least work that one of them is.
     """
 
     requests: float
@@ -93,7 +90,7 @@ class Population:
         mean = self._sum / present
         deviation = math.sqrt(max(0.0, self._squares / present - mean * mean))
         alike = deviation <= _ALIKE * mean
-        work = mean if alike else self._sorted[int((present - 1) * _TYPICAL)]
+        work = mean if alike else self._sorted[max(0, (present - 3) // 2)]
         return Typical(max(self._recent), work, alike, self._sum / self._tokens, self._sorted[0])
 
     def _insert(self, grant: GrantId, work: Amount) -> None:

@@ -9,17 +9,9 @@ from itertools import islice
 from typing import Final, Protocol, TypeVar
 
 from wavepp.core.cost import StageCost
-from wavepp.core.wave_target import WaveSize
+from wavepp.core.wave_target import Cutting, WaveSize
 from wavepp.core.wave_types import PlannerConfig
 
-_SNAP_SLICED: Final = 0.12
-"""A request may exceed what is left of a wave by this part of itself (at most of a wave) rather than be cut there, and
-no fragment is smaller than this part of a wave."""
-
-_SNAP_WHOLE: Final = 0.5
-"""The same where requests are to stay whole: it goes where the sum comes nearest to the target."""
-
-_FRAGMENT_WHOLE: Final = 0.3
 _LEFTOVER: Final = 0.1
 _ROUND_UP_ABOVE: Final = 0.3
 """Equal parts are rounded up to the alignment but for a rest below this: no part is then larger than the others' round
@@ -30,6 +22,26 @@ _HUGE: Final = 16.0
 
 _HUGE_SHARE: Final = 0.5
 _LOOK_AHEAD: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """`snap`: a request may exceed what is left of a wave by this part of itself (at most of a wave) rather than be cut
+    there. `fragment`: the least part of a wave that a request behind the first gets of it when it must be cut.
+    `passing`: whether one that does not fit is passed over for later ones; it loses nothing, being first in the next.
+    """
+
+    snap: float
+    fragment: float
+    passing: bool
+
+
+_RULES: Final = {
+    # Where requests are to stay whole a wave ends where the sum comes nearest to its target.
+    Cutting.EQUAL_PARTS: _Rules(0.5, 0.3, passing=False),
+    Cutting.ANYWHERE: _Rules(0.12, 0.12, passing=False),
+    Cutting.MIXED: _Rules(0.12, 0.5, passing=True),
+}
 
 
 class Work(Protocol):
@@ -63,13 +75,21 @@ class TimeBudget:
 def fill_by_time(
     works: Collection[_W], budget: TimeBudget, config: PlannerConfig, requests_max: int
 ) -> list[tuple[_W, int]]:
-    """Which requests get how many tokens, first come first served. At least one when there is any."""
+    """Which requests get how many tokens, at least one when there is any.
+
+    First come first served, but for who is passed over (see `_Rules`) and for huge requests (see `_in_order`).
+    """
     filling = _Filling(budget, config)
     chosen: list[tuple[_W, int]] = []
+    passed_over = 0
+    passed_over_max = config.fill_ahead_max if _RULES[budget.size.cutting].passing else 0
     for work, cap in _in_order(works, budget):
         length = filling.length(work, cap, first=not chosen)
         if not length:
-            break
+            passed_over += 1
+            if passed_over > passed_over_max:
+                break
+            continue
         chosen.append((work, length))
         filling.take(work, length)
         if filling.full or len(chosen) >= requests_max:
@@ -103,8 +123,8 @@ class _Filling:
     def __init__(self, budget: TimeBudget, config: PlannerConfig) -> None:
         self._cost = budget.cost
         self._target = budget.size.work_ms
-        self._sliced = budget.size.sliced
-        self._snap = _SNAP_SLICED if self._sliced else _SNAP_WHOLE
+        self._equal = budget.size.cutting is Cutting.EQUAL_PARTS
+        self._rules = _RULES[budget.size.cutting]
         self._config = config
         self._left_ms = self._target
         self._left_tokens = config.wave_tokens_max
@@ -124,21 +144,20 @@ class _Filling:
         whole = work.stop - work.position
         whole_ms = self._cost.chunk_ms(work.position, whole)
         room_ms = self._target if first else self._left_ms
-        if whole <= self._left_tokens and whole_ms <= room_ms + self._snap * min(whole_ms, self._target):
-            leftover = min(self._snap * whole_ms, _LEFTOVER * self._target)
+        if whole <= self._left_tokens and whole_ms <= room_ms + self._rules.snap * min(whole_ms, self._target):
+            leftover = min(self._rules.snap * whole_ms, _LEFTOVER * self._target)
             return whole if first or self._left_ms >= leftover else 0
         if first:
             return self._first_part(work, whole, whole_ms, cap_ms)
-        smallest = _SNAP_SLICED if self._sliced else _FRAGMENT_WHOLE
-        if self._left_ms < smallest * self._target or (not self._sliced and whole_ms < self._target):
+        if self._left_ms < self._rules.fragment * self._target or (self._equal and whole_ms < self._target):
             return 0
         return self._aligned(work, self._cost.tokens_in(work.position, self._left_ms), 0.5)
 
     def _first_part(self, work: Work, whole: int, whole_ms: float, cap_ms: float) -> int:
-        if self._sliced:
+        if not self._equal:
             tokens = self._cost.tokens_in(work.position, min(self._target, cap_ms))
             return max(self._aligned(work, tokens, 0.5), self._smallest(work))
-        parts = max(1, math.ceil(whole_ms / self._target - self._snap))
+        parts = max(1, math.ceil(whole_ms / self._target - self._rules.snap))
         tokens = self._cost.tokens_in(work.position, min(whole_ms / parts, cap_ms))
         return max(self._aligned(work, tokens, 1.0 - _ROUND_UP_ABOVE), self._smallest(work))
 
@@ -159,6 +178,6 @@ class _Filling:
         grid = self._config.wave_tokens_max
         length = min(work.stop, (work.position // grid + 1) * grid) - work.position
         fits = length <= self._left_tokens and self._cost.chunk_ms(work.position, length) <= self._left_ms * (
-            1.0 + self._snap
+            1.0 + self._rules.snap
         )
         return length if first or fits else 0

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final
 
 from wavepp.core.cost import PipelineCost
@@ -29,7 +30,7 @@ the square root of the requests in a wave, as their mean varies less."""
 _SOFTNESS_MIXED: Final = 32.0
 """k where requests differ: the typical request is a cautious choice already."""
 
-_SLICED_WORTH: Final = 0.99
+_ANYWHERE_WORTH: Final = 0.99
 """Waves that cut equal requests unevenly make some of them later than others, so it must pay."""
 
 _STAY_UNTIL: Final = 1.015
@@ -43,12 +44,22 @@ _STEP: Final = 1.06
 _MEMORY_MAX: Final = 2048
 
 
+class Cutting(Enum):
+    """How requests are dealt out to waves of a size: in equal parts or not at all; at T, wherever that falls; or, where
+    requests differ much, at T for the first of a wave, with what fits whole behind it.
+    """
+
+    EQUAL_PARTS = auto()
+    ANYWHERE = auto()
+    MIXED = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class WaveSize:
-    """`work_ms`: T. `sliced`: cut at T wherever that falls; else requests are cut into equal parts, or not at all."""
+    """`work_ms`: T."""
 
     work_ms: float
-    sliced: bool
+    cutting: Cutting
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,7 @@ class _Share:
 
     of_work: float
     parts: float
-    sliced: bool
+    cutting: Cutting
 
 
 def _equal_shares() -> tuple[_Share, ...]:
@@ -69,17 +80,21 @@ def _equal_shares() -> tuple[_Share, ...]:
     ratios = [(m, 1) for m in range(1, _SIZES_MAX + 1)] + [(1, n) for n in range(2, 2 * _SIZES_MAX)]
     ratios += [(7, 2), (5, 2), (3, 2), (3, 4), (2, 3)]
     n = 2.0 * _SIZES_MAX
-    shares = [_Share(p / q, math.ceil((q + p - 1) / p), p > 1 and q > 1) for p, q in ratios]
+    shares = [_Share(p / q, math.ceil((q + p - 1) / p), _cutting(p, q)) for p, q in ratios]
     while n < 1000.0:
-        shares.append(_Share(1.0 / round(n), round(n), False))
+        shares.append(_Share(1.0 / round(n), round(n), Cutting.EQUAL_PARTS))
         n *= _STEP
     return tuple(sorted(shares, key=lambda share: -share.of_work))
+
+
+def _cutting(p: int, q: int) -> Cutting:
+    return Cutting.ANYWHERE if p > 1 and q > 1 else Cutting.EQUAL_PARTS
 
 
 def _mixed_shares() -> tuple[_Share, ...]:
     count = math.ceil(math.log(1000.0 * _SIZES_MAX) / math.log(_STEP))
     values = [_SIZES_MAX / _STEP**i for i in range(count)]
-    return tuple(_Share(value, max(1.0, 1.0 / value), True) for value in values)
+    return tuple(_Share(value, max(1.0, 1.0 / value), Cutting.MIXED) for value in values)
 
 
 _EQUAL: Final = _equal_shares()
@@ -108,7 +123,7 @@ class WaveTarget:
             kept = best
         self._kept, self._kept_alike = kept, typical.alike
         # What was remembered is right to within a few percent, which the limit is not.
-        return WaveSize(min(kept.of_work * typical.work_ms, work_max_ms), kept.sliced)
+        return WaveSize(min(kept.of_work * typical.work_ms, work_max_ms), kept.cutting)
 
     def cost_changed(self) -> None:
         """What was worked out for the old cost is void."""
@@ -127,7 +142,8 @@ class WaveTarget:
         if found is None:
             shares = [share for share in (_EQUAL if typical.alike else _MIXED) if share.of_work <= _FITS * largest]
             # A wave that M cuts short cuts requests wherever it must.
-            shares.append(_Share(largest, max(1.0, 1.0 / largest) + 1.0, True))
+            cutting = Cutting.ANYWHERE if typical.alike else Cutting.MIXED
+            shares.append(_Share(largest, max(1.0, 1.0 / largest) + 1.0, cutting))
             worth = [self._worth(share, typical, launch, others) for share in shares]
             at = max(range(len(shares)), key=worth.__getitem__)
             found = (shares[at], worth[at])
@@ -146,4 +162,4 @@ class WaveTarget:
             softness = _SOFTNESS_ALIKE * math.sqrt(max(1.0, share.of_work))
         low, high = min(by_latency, by_launches), max(by_latency, by_launches)
         worth = low * math.pow(1.0 + math.pow(low / high, softness), -1.0 / softness)
-        return worth * _SLICED_WORTH if share.sliced and typical.alike else worth
+        return worth * _ANYWHERE_WORTH if share.cutting is Cutting.ANYWHERE else worth
