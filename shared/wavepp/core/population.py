@@ -21,8 +21,8 @@ _SUM_ANEW: Final = 64
 @dataclass(frozen=True, slots=True)
 class Typical:
     """`requests`: how many are under way, at the recent peak. `work_ms`: of a typical one, on the slowest stage,
-    without launches: the mean where all are `alike`; else of the one below the median (the smallest of four): waves that
-    so many of these would fill keep the pipeline full whichever requests come next, and a large one does by itself.
+    without launches: the mean where all are `alike`; else of the one below the median (the smallest of four). Waves
+    that so many of these would fill keep the pipeline full whichever come next; a large one does so by itself.
     `ms_per_token`: mean over all of them. `smallest_ms`: the least work that one of them is.
     """
 
