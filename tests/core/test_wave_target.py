@@ -33,7 +33,7 @@ def worth(size: WaveSize, parts: float, who: Typical, cost: PipelineCost, hop_ms
     wave = size.work_ms + launch_ms
     latency = who.requests * who.work_ms / ((parts + cost.others) * wave + cost.others * hop_ms)
     launches = size.work_ms / wave
-    k = 16.0 * math.sqrt(max(1.0, size.work_ms / who.work_ms)) if who.alike else 32.0
+    k = 16.0 * math.sqrt(max(1.0, size.work_ms / who.work_ms)) if who.alike else 128.0
     low, high = sorted((math.log(latency), math.log(launches)))
     soft = math.exp(low - math.log1p(math.exp(k * (low - high))) / k)
     return soft * (0.99 if size.cutting is Cutting.ANYWHERE else 1.0)

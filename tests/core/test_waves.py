@@ -357,6 +357,21 @@ def test_ends_alone_need_room_in_the_ring_only() -> None:
     assert plan.plan(7, 2) is None
 
 
+def test_ends_alone_wait_while_others_are_on_their_way_alone() -> None:
+    plan = planner()
+    add(plan, 1, 64)
+    add(plan, 2, 64)
+    issue(plan)
+    plan.end(GrantId(1))
+    assert plan.plan(3, 0) == PlannedWave((), (GrantId(1),))
+    plan.end(GrantId(2))
+    assert plan.plan(4, 0, ends_in_flight=True) is None
+    add(plan, 3, 64)
+    wave = plan.plan(4, 0, ends_in_flight=True)
+    assert wave is not None
+    assert (len(wave.chunks), wave.ended) == (1, (GrantId(2),))
+
+
 def test_ends_wait_for_the_wave_that_work_will_get() -> None:
     plan = planner()
     add(plan, 1, 64)

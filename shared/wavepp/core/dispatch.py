@@ -331,7 +331,8 @@ class Dispatcher:
     def _issue(self, out: list[Instruction]) -> None:
         while self._ready:
             in_stage0 = sum(1 for w in self._waves.values() if w.in_stage0)
-            planned = self._planner.plan(len(self._waves), in_stage0)
+            ends_in_flight = any(not w.chunks for w in self._waves.values())
+            planned = self._planner.plan(len(self._waves), in_stage0, ends_in_flight)
             if planned is None:
                 return
             self._wave += 1

@@ -27,7 +27,7 @@ _SOFTNESS_ALIKE: Final = 16.0
 """k for equal requests, one a wave: at l = s it says 0.96, which is what requests that vary by 5 % reach. It grows with
 the square root of the requests in a wave, as their mean varies less."""
 
-_SOFTNESS_MIXED: Final = 32.0
+_SOFTNESS_MIXED: Final = 128.0
 """k where requests differ: the typical request is a cautious choice already."""
 
 _ANYWHERE_WORTH: Final = 0.99

@@ -26,7 +26,8 @@ class WavePlanner:
     """Packs the work of admitted grants into waves.
 
     *When*: a wave is issued while fewer than `ring` are in flight and stage 0 has at most one that it has not
-    finished, so that one may run and one wait. Ends without other work only need room in the ring.
+    finished, so that one may run and one wait. Ends without other work only need room in the ring, and that no other
+    wave of only ends is in flight.
 
     *What*: decode chunks first, one token each, on top of the budget: so they neither starve prefill nor push
     its cuts off the alignment. Then prefill, first come first served, up to the policy's budget. For a budget of
@@ -138,10 +139,11 @@ class WavePlanner:
 
     # ---- waves ---------------------------------------------------------------------------------------------
 
-    def plan(self, waves_in_flight: int, waves_in_stage0: int) -> PlannedWave | None:
+    def plan(self, waves_in_flight: int, waves_in_stage0: int, ends_in_flight: bool = False) -> PlannedWave | None:
         """The next wave, or None when nothing is to be issued now.
 
         `waves_in_flight`: issued and not done. `waves_in_stage0`: issued and not finished by stage 0.
+        `ends_in_flight`: one of those in flight has no chunks, only ends.
         """
         if not 0 <= waves_in_stage0 <= waves_in_flight:
             raise InvalidInputError(f"{waves_in_stage0} waves in stage 0, {waves_in_flight} in flight: impossible")
@@ -153,7 +155,8 @@ class WavePlanner:
             decode = self._take_decode()
             prefill = self._take_prefill(waves_in_flight, self._config.wave_requests_max - len(decode))
             return PlannedWave((*decode, *prefill), self._take_ends())
-        return PlannedWave((), self._take_ends()) if self._ends else None
+        # One at a time: many such waves would fill the ring and keep prefill waiting. Ends gather meanwhile.
+        return PlannedWave((), self._take_ends()) if self._ends and not ends_in_flight else None
 
     def validate(self) -> None:
         """The planner's own invariants; raises `InvariantError`. O(grants)."""
