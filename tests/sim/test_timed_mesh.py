@@ -73,7 +73,7 @@ def test_twice_the_speed_is_twice_the_load() -> None:
 # ---- the same schedule as the simulator of scheduling alone ----
 
 MARGIN = {"static": 0.002, "mpu": 0.002, "cost": 0.005}
-"""Of utilisation. A wave that only carries ends of grants passes through the stages here and takes a place in the ring."""
+"""Of utilisation. A wave of only ends of grants passes through the stages here and takes a place in the ring."""
 
 
 def closed_loop_utilisation(made: TimedSetup, shared: int, concurrency: int, count: int) -> tuple[float, float]:
