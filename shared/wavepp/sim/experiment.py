@@ -19,7 +19,10 @@ from wavepp.sim.workload import Workload
 
 SimPolicy: TypeAlias = Literal["static", "mpu", "cost", "lockstep"]
 SIM_POLICIES: Final[tuple[SimPolicy, ...]] = get_args(SimPolicy)
-REQUESTS_MIN: Final = 600
+REQUESTS_MIN: Final = 400
+"""Requests of a run, where its clients are few: or there would be little to take a 95th percentile of."""
+
+PAPER_REQUESTS_MIN: Final = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,8 @@ def run_closed_loop(
     )
     loop = ClosedLoop(sim.clock, cell.workload.asks(seed), cell.concurrency, sim.submit)
     sim.on_finished = lambda _: loop.answered()
-    wanted = max(requests_per_client * cell.concurrency, min(REQUESTS_MIN, 12 * requests_per_client)) + cell.concurrency
+    least = PAPER_REQUESTS_MIN if rules.paper else REQUESTS_MIN
+    wanted = max(requests_per_client * cell.concurrency, min(least, 8 * requests_per_client)) + cell.concurrency
     with _Uncollected():
         sim.clock.run(lambda: len(sim.log.finished) >= wanted)
     return sim.log.summary(skip=cell.concurrency), sim.log

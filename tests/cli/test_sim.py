@@ -1,0 +1,71 @@
+"""`wavepp sim` and `wavepp plan` as commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from wavepp.cli.main import app
+
+
+def ask(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_a_grid_prints_a_table_and_verdicts_and_writes_json_and_a_picture(tmp_path: Path) -> None:
+    out = tmp_path / "grid"
+    small = ("--workload", "4K on 36K", "--stages", "4", "--concurrency", "1,2", "--seeds", "1", "--requests", "4")
+    code, said = ask("sim", "grid", *small, "--jobs", "1", "--out", str(out))
+    assert code == 0, said
+    assert "kimi-k3-gb300-pp8" in said
+    assert "Fitted, not measured here" in said
+    assert "cost, throughput >= 0.99 of the better of static and mpu: 2 of 2 cells" in said
+    content = json.loads((out / "grid.json").read_text())
+    assert [cell["concurrency"] for cell in content["cells"]] == [1, 2]
+    assert (out / "utilisation-pp4.svg").read_text().startswith("<?xml")
+
+
+def test_waves_are_drawn_and_the_time_of_the_slowest_stage_is_explained(tmp_path: Path) -> None:
+    code, said = ask("sim", "waves", "--stages", "4", "--concurrency", "2", "--out", str(tmp_path / "waves.svg"))
+    assert code == 0, said
+    assert "starved" in said
+    assert (tmp_path / "waves.svg").exists()
+
+
+def test_profiles_say_where_they_come_from() -> None:
+    code, said = ask("sim", "profiles")
+    assert code == 0
+    assert "glm-5.2-pp4: A guess with one anchor" in said
+    assert "minimax-m2.7-pp4" in said
+
+
+def test_a_plan_names_a_choice_and_what_is_lost() -> None:
+    code, said = ask("plan", "--prompt", "40960", "--cached", "36864", "--clients", "4", "--wave-tokens", "16384")
+    assert code == 0, said
+    assert "take 1 pipeline(s) of 8 stages with --policy cost --wave-tokens-max 16384" in said
+    assert "lost to launches" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("sim", "grid", "--profile", "nothing"), "profile 'nothing' is neither a file nor one of"),
+        (("sim", "grid", "--stages", "0"), "every number must be 1 to 64"),
+        (("sim", "grid", "--stages", "a"), "it must be numbers like 4,8,16"),
+        (("sim", "grid", "--workload", "nothing"), "no workload has 'nothing' in its name"),
+        (("sim", "grid", "--rules", "mine"), "--rules is router or paper"),
+        (("plan",), "say either --workload NAME or --prompt TOKENS"),
+        (("plan", "--prompt", "10", "--cached", "10"), "must be below --prompt 10"),
+        (("plan", "--prompt", "100", "--devices", "6", "--stages", "4"), "cannot be split into pipelines"),
+        (("plan", "--prompt", "100", "--wave-tokens", "100"), "multiple of the block"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(arguments: tuple[str, ...], problem: str) -> None:
+    code, said = ask(*arguments)
+    assert code == 1
+    assert problem in said
+    assert len(said.strip().splitlines()) == 1

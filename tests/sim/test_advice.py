@@ -1,0 +1,40 @@
+"""What `wavepp plan` says."""
+
+from __future__ import annotations
+
+import pytest
+
+from wavepp.core.errors import InvalidInputError
+from wavepp.sim.advice import Choice, best, choices, look_into
+from wavepp.sim.experiment import Rules
+from wavepp.sim.profile import load_profile
+from wavepp.sim.workload import short_suffix
+
+PROFILE = load_profile("kimi-k3-gb300-pp8")
+
+
+def test_every_device_is_used() -> None:
+    found = choices(8, [4, 8, 3], [8192, 16_384])
+    assert {(one.stages, one.pipelines) for one in found} == {(4, 2), (8, 1)}
+    assert len(found) == 2 * 2 * 3
+    with pytest.raises(InvalidInputError, match="cannot be split"):
+        choices(8, [3, 16], [8192])
+
+
+def test_few_short_requests_are_best_served_by_cost_and_the_bubbles_of_static_are_named() -> None:
+    options = [Choice(8, 1, 16_384, "static"), Choice(8, 1, 16_384, "cost")]
+    seen: list[tuple[int, int]] = []
+    outlooks = look_into(options, short_suffix(36_864), 4, PROFILE, Rules(), lambda done, of: seen.append((done, of)))
+    assert seen == [(1, 2), (2, 2)]
+    assert best(outlooks).choice.policy == "cost"
+    static = next(one for one in outlooks if one.choice.policy == "static")
+    assert static.shares.starved > 0.4
+    assert outlooks[0].input_tokens_s >= outlooks[1].input_tokens_s
+
+
+def test_clients_and_throughput_are_shared_among_pipelines() -> None:
+    (alone,) = look_into([Choice(8, 1, 16_384, "cost")], short_suffix(36_864), 2, PROFILE, Rules(), lambda *_: None)
+    options = [Choice(8, 2, 16_384, "cost")]
+    (twice,) = look_into(options, short_suffix(36_864), 4, PROFILE, Rules(), lambda *_: None)
+    assert twice.clients_each == alone.clients_each == 2
+    assert twice.input_tokens_s == pytest.approx(2.0 * alone.input_tokens_s)
