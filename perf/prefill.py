@@ -22,6 +22,7 @@ from perf.report import Cell, Goal, finish, table
 from perf.stats import Step, percentile, utilisation
 
 from wavepp.cli.local_cluster import LocalCluster
+from wavepp.core.policy_factory import POLICY_NAMES
 
 STAGES: Final = 2
 UTILISATION_GOAL: Final = 0.90
@@ -241,7 +242,7 @@ def _arguments() -> argparse.Namespace:
     made.add_argument("--rounds", type=int, default=3)
     made.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
     made.add_argument("--wave-tokens-max", type=int, default=512, help="M")
-    made.add_argument("--policy", choices=("static", "mpu"), default="mpu")
+    made.add_argument("--policy", choices=POLICY_NAMES, default="cost")
     made.add_argument("--link", choices=("ucx", "socket"), default="ucx")
     return made.parse_args()
 

@@ -106,7 +106,7 @@ def test_status_shows_a_serving_mesh_with_everything_returned(mesh: RunningMesh)
         assert pool["free"] + pool["cached"] + pool["pinned"] + pool["owned"] == pool["capacity"]
     shown = mesh.wavepp("status")
     assert shown.exit_code == 0
-    assert "policy mpu" in shown.stdout
+    assert "policy cost" in shown.stdout
 
 
 def test_a_refused_prompt_is_one_line_with_its_code(mesh: RunningMesh) -> None:

@@ -21,7 +21,7 @@ class RouterConfig(ProcessConfig):
     )
     served_model_name: str | None = Field(None, max_length=128, description="Name for clients; the model's if absent.")
     policy: PolicyName = Field(
-        "mpu", description="How wave sizes are chosen: cost (by predicted time), mpu or static (by tokens)."
+        "cost", description="How wave sizes are chosen: cost (by predicted time), mpu or static (by tokens)."
     )
     hop_ms: float = Field(
         1.0, ge=0, le=10_000, description="From a stage's end to the next one's start, as policy cost reckons with it."
