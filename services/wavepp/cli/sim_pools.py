@@ -60,7 +60,7 @@ def trace(
 
 def retention(
     profile: ProfileOption = DEFAULT_PROFILE,
-    policy: Annotated[str, typer.Option(help=f"One of {', '.join(POLICY_NAMES)}.")] = "mpu",
+    policy: Annotated[str, typer.Option(help=f"One of {', '.join(POLICY_NAMES)}.")] = "cost",
     rates: Annotated[str, typer.Option(help="Requests a second, like 0.5,1.0; Poisson arrivals.")] = "0.5,0.75,1.0",
     documents: Annotated[int, typer.Option(min=1, max=100_000, help="Long prefixes.")] = 64,
     prefix: Annotated[int, typer.Option(min=512, max=4_000_000, help="Tokens of each.")] = 131_072,
