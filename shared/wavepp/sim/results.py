@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from wavepp.core.errors import InvalidInputError
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -61,10 +63,17 @@ class Log:
     waves: int = 0
     spans: list[WaveSpan] | None = None
 
-    def summary(self, skip: int) -> Summary:
-        """Of all requests after the first `skip`; the window is from the end of those to the end of the last."""
-        measured = self.finished[skip:]
-        start = self.finished[skip - 1].done_ms if skip else 0.0
+    def summary(self, skip: int, start_ms: float = 0.0) -> Summary:
+        """Of the requests that ended after the first `skip`; the window is from the end of those to the end of the last.
+        With none to skip it begins at `start_ms`. Raises InvalidInputError when nothing is left.
+        """
+        start = self.finished[skip - 1].done_ms if skip else start_ms
+        # Who ended in the same wave as the last that is skipped did its work before the window.
+        measured = [one for one in self.finished[skip:] if one.done_ms > start]
+        if not measured:
+            raise InvalidInputError(
+                f"{len(self.finished)} requests ended, {skip} of them do not count: nothing is left"
+            )
         window_ms = measured[-1].done_ms - start
         completions = sorted(one.completion_ms for one in measured)
         return Summary(
