@@ -175,15 +175,15 @@ def test_whatever_is_measured_the_cost_is_one(
 # ---- the stages of a pipeline ------------------------------------------------------------------------------
 
 
-def step(stage: int, took_ms: float) -> StepTime:
-    return StepTime(StageIndex(stage), 0, int(took_ms * 1e6), 0, 0)
+def step(stage: int, took_ms: float, work: Amount) -> StepTime:
+    return StepTime(StageIndex(stage), 0, int(took_ms * 1e6), 0, int(work.tokens))
 
 
 def run(model: CostModel, waves: int, slowdown: list[float], seed: int = 0) -> None:
     draw = random.Random(seed)
     for _ in range(waves):
         work = any_shape(draw)
-        model.measured(work, [step(stage, TRUE.step_ms(work) * by) for stage, by in enumerate(slowdown)])
+        model.measured(work, [step(stage, TRUE.step_ms(work) * by, work) for stage, by in enumerate(slowdown)])
 
 
 def test_a_pipeline_without_stages_is_refused() -> None:
@@ -214,14 +214,20 @@ def test_steps_that_say_what_is_known_move_no_version() -> None:
 
 def test_steps_of_unknown_stages_and_of_waves_without_work_are_ignored() -> None:
     model = CostModel([TRUE] * 2, SHORT)
-    model.measured(SHORT, [step(2, 1.0), step(-1, 1.0), step(1 << 40, 1.0)])
-    model.measured(Amount(0, 0), [step(0, 1.0)])
+    model.measured(SHORT, [step(2, 1.0, SHORT), step(-1, 1.0, SHORT), step(1 << 40, 1.0, SHORT)])
+    model.measured(Amount(0, 0), [step(0, 1.0, Amount(0, 0))])
     assert [report.steps for report in model.reports()] == [0, 0]
     assert (model.version, model.pipeline.slowest) == (0, TRUE)
+
+
+def test_a_step_that_ran_less_than_what_was_planned_teaches_nothing() -> None:
+    model = CostModel([TRUE] * 2, SHORT)
+    model.measured(LONG, [step(0, 10.0, LONG), step(1, 1.0, SHORT)])
+    assert [report.steps for report in model.reports()] == [1, 0]
 
 
 def test_a_stage_that_says_nothing_keeps_its_prior() -> None:
     model = CostModel([TRUE, TRUE], SHORT)
     for _ in range(30):
-        model.measured(LONG, [step(0, TRUE.step_ms(LONG))])
+        model.measured(LONG, [step(0, TRUE.step_ms(LONG), LONG)])
     assert [report.state for report in model.reports()] == [FitState.FITTED, FitState.PRIOR]

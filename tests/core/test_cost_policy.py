@@ -37,7 +37,10 @@ def chunk(start: int, length: int, *, decode: bool = False, grant: int = 1) -> C
 
 def steps(chunks: Sequence[Chunk], stages: Sequence[StageCost]) -> list[StepTime]:
     work = total((one.start, one.length) for one in chunks)
-    return [StepTime(StageIndex(at), 0, int(cost.step_ms(work) * 1e6), 0, 0) for at, cost in enumerate(stages)]
+    return [
+        StepTime(StageIndex(at), 0, int(cost.step_ms(work) * 1e6), 0, int(work.tokens))
+        for at, cost in enumerate(stages)
+    ]
 
 
 def measure(learner: CostPolicy, stages: Sequence[StageCost], waves: Sequence[Sequence[Chunk]]) -> None:

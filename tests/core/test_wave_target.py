@@ -45,13 +45,14 @@ def launch_of(cost: PipelineCost, work_max_ms: float) -> float:
 
 def brute_force(who: Typical, cost: PipelineCost, hop_ms: float, work_max_ms: float) -> float:
     """The most that any size is worth."""
-    sizes = [(WaveSize(work_max_ms, True), max(1.0, who.work_ms / work_max_ms) + 1.0)]
+    cut_by_m = Cutting.ANYWHERE if who.alike else Cutting.MIXED
+    sizes = [(WaveSize(work_max_ms, cut_by_m), max(1.0, who.work_ms / work_max_ms) + 1.0)]
     if who.alike:
-        sizes += [(WaveSize(who.work_ms * m, False), 1.0) for m in range(1, 25)]
-        sizes += [(WaveSize(who.work_ms / n, False), float(n)) for n in range(2, 1000)]
+        sizes += [(WaveSize(who.work_ms * m, Cutting.EQUAL_PARTS), 1.0) for m in range(1, 25)]
+        sizes += [(WaveSize(who.work_ms / n, Cutting.EQUAL_PARTS), float(n)) for n in range(2, 1000)]
     else:
         shares = [24.0 / 1.005**i for i in range(2000)]
-        sizes += [(WaveSize(who.work_ms * share, True), max(1.0, 1.0 / share)) for share in shares]
+        sizes += [(WaveSize(who.work_ms * share, Cutting.MIXED), max(1.0, 1.0 / share)) for share in shares]
     launch = launch_of(cost, work_max_ms)
     return max(worth(size, parts, who, cost, hop_ms, launch) for size, parts in sizes if size.work_ms <= work_max_ms)
 

@@ -368,8 +368,10 @@ def test_the_planner_keeps_its_promises_with_budgets_of_time(data: st.DataObject
         planner.validate()
         if wave is not None:
             ledger.check(wave, waiting)
+            rows = sum(chunk.length for chunk in wave.chunks)
             steps = [
-                StepTime(StageIndex(stage), 0, durations.randrange(10**9), 0, 0) for stage in range(config.stages + 1)
+                StepTime(StageIndex(stage), 0, durations.randrange(10**9), 0, rows)
+                for stage in range(config.stages + 1)
             ]
             planner.measured(wave.chunks, steps)
         return wave

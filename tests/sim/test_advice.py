@@ -8,7 +8,7 @@ from wavepp.core.errors import InvalidInputError
 from wavepp.sim.advice import Choice, best, choices, look_into
 from wavepp.sim.experiment import Rules
 from wavepp.sim.profile import load_profile
-from wavepp.sim.workload import short_suffix
+from wavepp.sim.workload import cold, short_suffix
 
 PROFILE = load_profile("kimi-k3-gb300-pp8")
 
@@ -38,3 +38,20 @@ def test_clients_and_throughput_are_shared_among_pipelines() -> None:
     (twice,) = look_into(options, short_suffix(36_864), 4, PROFILE, Rules(), lambda *_: None)
     assert twice.clients_each == alone.clients_each == 2
     assert twice.input_tokens_s == pytest.approx(2.0 * alone.input_tokens_s)
+
+
+def test_clients_that_do_not_deal_out_evenly_are_neither_invented_nor_dropped() -> None:
+    def rate(pipelines: int, clients: int) -> float:
+        options = [Choice(4, pipelines, 16_384, "cost")]
+        (outlook,) = look_into(options, short_suffix(36_864), clients, PROFILE, Rules(), lambda *_: None)
+        return outlook.input_tokens_s
+
+    one, two = rate(1, 1), rate(1, 2)
+    assert rate(4, 1) == pytest.approx(one), "three of the four pipelines have nothing to do"
+    assert rate(4, 7) == pytest.approx(3 * two + one)
+
+
+def test_where_all_are_equal_the_default_policy_is_taken() -> None:
+    options = [Choice(8, 1, 64, policy) for policy in ("static", "mpu", "cost")]
+    outlooks = look_into(options, cold(19), 1, PROFILE, Rules(), lambda *_: None)
+    assert best(outlooks).choice.policy == "cost"

@@ -33,6 +33,8 @@ def plan(
         found = load_profile(profile)
         if (workload is None) == (prompt is None):
             raise InvalidInputError("say either --workload NAME or --prompt TOKENS (with --cached TOKENS)")
+        if workload is not None and cached:
+            raise InvalidInputError("--cached goes with --prompt; a workload says itself what is cached")
         if prompt is not None and cached >= prompt:
             raise InvalidInputError(f"--cached {cached} must be below --prompt {prompt}: the last token is computed")
         asked = (

@@ -52,7 +52,7 @@ def grid(
         processes_for_grid,
         run_grid,
     )
-    from wavepp.sim.plots import plot_grid
+    from wavepp.sim.plots import plot_grid, require_plots
     from wavepp.sim.profile import load_profile
 
     with errors_as_lines("sim grid"):
@@ -74,6 +74,8 @@ def grid(
             seeds=seeds,
             requests_per_client=requests,
         )
+        if out is not None:
+            require_plots(out)
         with progress_bar("simulating") as progress:
             results = run_grid(plan, jobs or processes_for_grid(), progress)
         console = stdout()
@@ -106,7 +108,7 @@ def waves(
     from wavepp.sim.bubbles import time_shares
     from wavepp.sim.experiment import Cell, Rules, SimPolicy, run_closed_loop, slowest_stage
     from wavepp.sim.grid import workload_by_name
-    from wavepp.sim.plots import plot_waves
+    from wavepp.sim.plots import plot_waves, require_plots
     from wavepp.sim.profile import load_profile
 
     with errors_as_lines("sim waves"):
@@ -115,6 +117,7 @@ def waves(
         slowest = costs.index(slowest_stage(costs))
         panels, rows = [], []
         policies: tuple[SimPolicy, ...] = ("static", "mpu", "cost")
+        require_plots(out.parent)
         for policy in policies:
             cell = Cell(found, stages, concurrency)
             summary, log = run_closed_loop(

@@ -125,7 +125,7 @@ def layers_advice(status: prefill_pb2.GetStatusResponse) -> list[str]:
     if not learned or not costs or min(cost.steps for cost in costs) < _ADVICE_STEPS_MIN:
         return []
     layers = [stage.last_layer - stage.first_layer for stage in stages]
-    if min(layers) < 1:
+    if min(layers) < 1 or min(cost.typical_ms for cost in costs) <= 0.0:
         return []
     slowest = max(cost.typical_ms for cost in costs)
     advice = even_layers(layers, [cost.typical_ms for cost in costs])

@@ -48,7 +48,9 @@ class CostModel:
         changed = False
         self._waves += 1
         for step in steps:
-            if 0 <= step.stage < len(self._fits) and self._teaches(step.stage):
+            # Where a chunk failed on the way, the stages after it ran less than what was planned.
+            whole = step.tokens == work.tokens
+            if whole and 0 <= step.stage < len(self._fits) and self._teaches(step.stage):
                 changed |= self._fits[step.stage].measured(work, step.duration_ns / _NS_PER_MS)
         if changed:
             self._update(pipeline_cost([fit.cost for fit in self._fits], self._reference))

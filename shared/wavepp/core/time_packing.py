@@ -28,7 +28,7 @@ _LOOK_AHEAD: Final = 64
 class _Rules:
     """`snap`: a request may exceed what is left of a wave by this part of itself (at most of a wave) rather than be cut
     there. `fragment`: the least part of a wave that a request behind the first gets of it when it must be cut.
-    `passing`: whether one that does not fit is passed over for later ones; it loses nothing, being first in the next.
+    `passing`: whether one that does not fit is passed over for later ones; it stays ahead of all that overtook it.
     """
 
     snap: float

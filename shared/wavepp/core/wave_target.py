@@ -7,9 +7,9 @@ all are equal), in waves of work T with launch cost c0:
     latency limit  l(T) = c W / that time        the requests under way cannot fill the pipeline beyond it
     launch limit   s(T) = T / (T + c0)           what launches leave of the slowest stage's time
 
-Utilisation is at most the smaller of the two (the bound of docs/scheduling.md). Where they meet there is no slack: any
-unevenness of the requests then opens bubbles. So the target maximises a soft minimum, (l^-k + s^-k)^(-1/k), which says
-how much slack is worth its launches.
+A regular schedule's utilisation is at most the smaller of the two (the bound of docs/scheduling.md). Where they meet
+there is no slack: any unevenness of the requests then opens bubbles. So the target maximises a soft minimum,
+(l^-k + s^-k)^(-1/k), which says how much slack is worth its launches.
 """
 
 from __future__ import annotations

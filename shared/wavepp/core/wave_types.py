@@ -40,12 +40,11 @@ class PlannerConfig:
     `fixed_grid`: cut prompts at multiples of M only. `chunk_share_max`: the fraction of a wave's budget that
     one request may take while others wait, where the policy counts tokens. `snapshot_interval_tokens`: distance of
     recurrent snapshots; 0 where no stage has recurrent layers. `fill_ahead_max`: how many requests that find no room
-    in a wave are passed over to fill it with a later one that fits whole, where the policy counts tokens; 0 = strictly
-    first come first served.
-    `grants_max`: grants known at once. `stage0_waves_max`: waves that stage 0 may have unfinished when another is
-    issued, that one included: 2, one that runs and one that waits, hides the way to it; with 1 a wave is planned only
-    when stage 0 has nothing to do. `spread`: whether requests that arrive together at an idle pipeline are spread over
-    waves, where the policy counts tokens.
+    in a wave are passed over to fill it with a later one that fits whole (with a budget of time: where requests differ
+    much); 0 = first come first served. `grants_max`: grants known at once. `stage0_waves_max`: waves that stage 0 may
+    have unfinished when another is issued, that one included: 2, one that runs and one that waits, hides the way to it;
+    with 1 a wave is planned only when stage 0 has nothing to do. `spread`: whether requests that arrive together at an
+    idle pipeline are spread over waves, where the policy counts tokens.
     """
 
     stages: int

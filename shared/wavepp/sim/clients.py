@@ -30,11 +30,18 @@ class ClosedLoop(Generic[_A]):
 
 
 def poisson(
-    clock: VirtualClock, asks: Iterable[_A], rate_s: float, count: int, submit: Callable[[_A], None], seed: int
+    clock: VirtualClock,
+    asks: Iterable[_A],
+    rate_s: float,
+    count: int,
+    submit: Callable[[_A], None],
+    seed: int,
+    start_ms: float = 0.0,
 ) -> None:
-    """Open loop: `count` requests, `rate_s` a second on average, independent of the answers."""
-    draw = random.Random(seed)
-    time_ms = 0.0
+    """Open loop: `count` requests from `start_ms` on, `rate_s` a second on average, independent of the answers."""
+    # Not the plain seed: what is asked for is drawn from that, and would go with the gaps.
+    draw = random.Random(f"arrivals {seed}")
+    time_ms = start_ms
     for _, ask in zip(range(count), asks, strict=False):
         time_ms += 1e3 * draw.expovariate(rate_s)
         clock.at(time_ms, lambda ask=ask: submit(ask))  # type: ignore[misc]

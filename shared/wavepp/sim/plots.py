@@ -21,6 +21,15 @@ class NoPlotsError(WaveppError):
     """matplotlib is not there."""
 
 
+def require_plots(folder: Path) -> None:
+    """Raises WaveppError now rather than after a long run: pictures cannot be made, or not be written there."""
+    _figure(1.0, 1.0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WaveppError(f"cannot write to {folder}: {error.strerror}") from error
+
+
 def plot_grid(results: Sequence[CellResult], stages: int, out: Path) -> None:
     """Utilisation against concurrency, one panel a workload, for one pipeline depth. Simulated, and labelled so."""
     shown = [result for result in results if result.cell.stages == stages]

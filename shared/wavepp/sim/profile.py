@@ -14,6 +14,7 @@ from wavepp.core.errors import InvalidInputError
 
 _PACKAGE = "wavepp.sim"
 _SUFFIX = ".json"
+_BYTES_MAX = 1 << 20
 
 
 class Profile(BaseModel):
@@ -65,17 +66,17 @@ def profile_names() -> list[str]:
 
 def load_profile(name_or_path: str) -> Profile:
     """One that comes with WavePP, by name, or a file. Raises InvalidInputError."""
-    path = Path(name_or_path)
-    if name_or_path in profile_names():
-        text = (resources.files(_PACKAGE) / "profiles" / f"{name_or_path}{_SUFFIX}").read_text()
-    elif path.is_file():
-        text = path.read_text()
-    else:
-        raise InvalidInputError(
-            f"profile {name_or_path!r} is neither a file nor one of {', '.join(profile_names())}; "
-            f"give one of these or the path of a profile in JSON"
-        )
     try:
+        if name_or_path in profile_names():
+            text = (resources.files(_PACKAGE) / "profiles" / f"{name_or_path}{_SUFFIX}").read_bytes()
+        elif Path(name_or_path).is_file():
+            with Path(name_or_path).open("rb") as file:
+                text = file.read(_BYTES_MAX)
+        else:
+            raise InvalidInputError(
+                f"profile {name_or_path!r} is neither a file nor one of {', '.join(profile_names())}; "
+                f"give one of these or the path of a profile in JSON"
+            )
         return Profile.model_validate(json.loads(text))
-    except (ValidationError, ValueError) as error:
+    except (ValidationError, ValueError, OSError, RecursionError) as error:
         raise InvalidInputError(f"profile {name_or_path!r}: {error}") from error

@@ -64,7 +64,7 @@ class Log:
     spans: list[WaveSpan] | None = None
 
     def summary(self, skip: int, start_ms: float = 0.0) -> Summary:
-        """Of the requests that ended after the first `skip`; the window is from the end of those to the end of the last.
+        """Of the requests that ended after the first `skip`; the window is from the end of these to that of the last.
         With none to skip it begins at `start_ms`. Raises InvalidInputError when nothing is left.
         """
         start = self.finished[skip - 1].done_ms if skip else start_ms

@@ -85,14 +85,14 @@ def retain(load: Retention, setup: TimedSetup, rate_s: float, count: int, seed: 
         reused[ask.number] = finished.cached_tokens
 
     mesh.on_finished = note
-    clients.poisson(mesh.clock, asks, rate_s, count, mesh.submit, seed)
+    clients.poisson(mesh.clock, asks, rate_s, count, mesh.submit, seed, mesh.start_ms)
     mesh.run()
     mesh.mesh.check_nothing_left()
     again = _asked_before(asks)
     enough = GOOD_HIT * load.prefix_tokens
     oracle = oracle_reuse(asks, setup.pool_blocks, setup.block_tokens)
     return RetentionResult(
-        replay=result_of(mesh, asks, setup),
+        replay=result_of(mesh, asks, setup, mesh.start_ms),
         again=len(again),
         good=sum(reused[number] >= enough for number in again),
         oracle_good=sum(oracle[number] >= enough for number in again),

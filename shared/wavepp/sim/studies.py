@@ -9,8 +9,9 @@ from typing import Final
 
 from wavepp.core.cost import StageCost
 from wavepp.core.policy_factory import POLICY_NAMES, PolicyName, make_policy
+from wavepp.sim.bubbles import time_shares
 from wavepp.sim.clients import ClosedLoop
-from wavepp.sim.experiment import Cell, Rules, planner_config, run_closed_loop, sim_policy
+from wavepp.sim.experiment import Cell, Rules, planner_config, run_closed_loop, sim_policy, slowest_stage
 from wavepp.sim.profile import Profile
 from wavepp.sim.results import Finished, quantile
 from wavepp.sim.schedule import ScheduleSim
@@ -37,14 +38,14 @@ class Fairness:
     utilisation_beside: float
 
 
-def fairness(profile: Profile, stages: int = 8, clients: int = 16, shorts: int = 20_000) -> list[Fairness]:
-    """600K-token requests, one at a time, among 2K-token ones."""
-    return [_fairness(profile, stages, clients, shorts, policy) for policy in POLICY_NAMES]
+def fairness(profile: Profile, stages: int = 8, clients: int = 16, minutes: float = 30.0) -> list[Fairness]:
+    """600K-token requests, one at a time, among 2K-token ones, for so many minutes of virtual time."""
+    return [_fairness(profile, stages, clients, minutes, policy) for policy in POLICY_NAMES]
 
 
-def _fairness(profile: Profile, stages: int, clients: int, shorts: int, policy: PolicyName) -> Fairness:
-    alone, alone_use = _short_and_huge(profile, stages, clients, shorts, policy, huge=False)
-    beside, beside_use = _short_and_huge(profile, stages, clients, shorts, policy, huge=True)
+def _fairness(profile: Profile, stages: int, clients: int, minutes: float, policy: PolicyName) -> Fairness:
+    alone, alone_use = _short_and_huge(profile, stages, clients, minutes, policy, huge=False)
+    beside, beside_use = _short_and_huge(profile, stages, clients, minutes, policy, huge=True)
     quick = sorted(one.completion_ms for one in alone if one.kind == "short")
     slow = sorted(one.completion_ms for one in beside if one.kind == "short")
     huge = sorted(one.completion_ms for one in beside if one.kind == "huge")
@@ -61,8 +62,9 @@ def _fairness(profile: Profile, stages: int, clients: int, shorts: int, policy: 
 
 
 def _short_and_huge(
-    profile: Profile, stages: int, clients: int, shorts: int, policy: PolicyName, *, huge: bool
+    profile: Profile, stages: int, clients: int, minutes: float, policy: PolicyName, *, huge: bool
 ) -> tuple[list[Finished], float]:
+    """Who was answered, and the utilisation, with the work of those that were not yet."""
     sim = _sim(profile, stages, policy)
     short_asks, huge_asks = _SHORT.asks(0), _HUGE.asks(0)
 
@@ -76,10 +78,12 @@ def _short_and_huge(
     sim.on_finished = ask_again
     for client in range(clients):
         first(next(huge_asks) if huge and client == 0 else next(short_asks))
-    done = sim.log.finished
-    sim.clock.run(lambda: len(done) >= shorts)
-    # What the last huge one has computed so far is not in `done`; a run is long enough for it not to matter.
-    return done[clients:], sum(one.work_ms for one in done) / sim.clock.now_ms
+    end_ms = 60_000.0 * minutes
+    sim.clock.run(lambda: sim.clock.now_ms >= end_ms)
+    costs = profile.stages(stages)
+    stage = costs.index(slowest_stage(costs))
+    shares = time_shares(sim.log.spans or [], stage, costs[stage], 0.0, end_ms)
+    return sim.log.finished[clients:], shares.work
 
 
 # ---- a wrong prior on unequal stages ----
@@ -100,13 +104,14 @@ class WrongPrior:
 def wrong_priors(profile: Profile, stages: int = 8, waves: int = 200) -> list[WrongPrior]:
     """Every prior takes all stages for equal, and is off by 2, up or down or not, in launch, token and pair cost."""
     return [
-        _wrong_prior(profile, stages, waves, workload, concurrency)
+        wrong_prior(profile, stages, waves, workload, concurrency)
         for workload in (cold(131_072), reuse(131_072), short_suffix(36_864), mixed(131_072))
         for concurrency in (1, 4, 16)
     ]
 
 
-def _wrong_prior(profile: Profile, stages: int, waves: int, workload: Workload, concurrency: int) -> WrongPrior:
+def wrong_prior(profile: Profile, stages: int, waves: int, workload: Workload, concurrency: int) -> WrongPrior:
+    """One row of `wrong_priors`."""
     costs = profile.stages(stages)
     base = costs[0]
 
@@ -170,13 +175,14 @@ class MpuLoss:
 def mpu_losses(profile: Profile, stages: int = 8, clients: int = 32, seeds: int = 3) -> list[MpuLoss]:
     """With room for so many of the requests at once and so much launch cost."""
     return [
-        _mpu_loss(profile.model_copy(update={"launch_ms": launch}), stages, clients, seeds, room)
+        mpu_loss(profile.model_copy(update={"launch_ms": launch}), stages, clients, seeds, room)
         for room in (4096, 14, 12, 10, 8)
         for launch in (6.0, 20.0, 40.0, 80.0)
     ]
 
 
-def _mpu_loss(profile: Profile, stages: int, clients: int, seeds: int, room: int) -> MpuLoss:
+def mpu_loss(profile: Profile, stages: int, clients: int, seeds: int, room: int) -> MpuLoss:
+    """One row of `mpu_losses`."""
     cell = Cell(reuse(262_144), stages, clients)
     rates: dict[PolicyName, float] = {}
     waves: dict[PolicyName, float] = {}
@@ -202,4 +208,4 @@ def _sim(profile: Profile, stages: int, policy: PolicyName) -> ScheduleSim:
     rules = Rules()
     costs, delays = profile.stages(stages), rules.delays(profile, policy)
     chosen = sim_policy(policy, profile, costs, delays.hop, 1.0)
-    return ScheduleSim(costs, planner_config(profile, stages, rules), chosen, delays)
+    return ScheduleSim(costs, planner_config(profile, stages, rules), chosen, delays, record_spans=True)

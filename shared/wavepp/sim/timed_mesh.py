@@ -143,7 +143,8 @@ class TimedMesh:
                 context=request,
             )
         )
-        self.queued_max = max(self.queued_max, self.mesh.dispatcher.queued)
+        waiting = self.mesh.dispatcher.queued + self.mesh.dispatcher.admitting
+        self.queued_max = max(self.queued_max, waiting)
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Until nothing is left to happen, or the condition holds."""

@@ -89,7 +89,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _request(line: bytes) -> TraceRequest:
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise InvalidInputError("not a JSON object")

@@ -26,7 +26,8 @@ class Waiting:
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
     """Of one run. Tokens: `prompt_tokens` of all requests that were answered, `reused_tokens` of these found in the
-    caches, `oracle_tokens` what one cache of a stage's size with exact LRU would have found, in order of arrival.
+    caches, `oracle_tokens` what one cache of a stage's size with exact LRU would have found of all requests, in order
+    of arrival (so where some `failed`, `realised` is too low).
     """
 
     summary: Summary
@@ -53,22 +54,23 @@ def replay(timed: Iterable[tuple[float, KeyedAsk]], setup: TimedSetup, speed: fl
         raise InvalidInputError(f"speed is {speed}: give more than 0, 1 for the trace's own")
     arrivals = list(timed)
     mesh = TimedMesh(setup)
-    # The first request comes when the mesh is up.
-    shifted = ((time_ms + speed * mesh.start_ms, ask) for time_ms, ask in arrivals)
+    # The first request comes when the mesh is up, whatever the clock of the trace said then.
+    first_ms = arrivals[0][0] if arrivals else 0.0
+    shifted = ((time_ms - first_ms + speed * mesh.start_ms, ask) for time_ms, ask in arrivals)
     clients.replay(mesh.clock, shifted, speed, mesh.submit)
     mesh.run()
     mesh.mesh.check_nothing_left()
-    return result_of(mesh, (ask for _, ask in arrivals), setup)
+    return result_of(mesh, (ask for _, ask in arrivals), setup, mesh.start_ms)
 
 
-def result_of(mesh: TimedMesh, asks: Iterable[KeyedAsk], setup: TimedSetup) -> ReplayResult:
-    """Of a run that has ended. `asks`: all requests, in order of arrival."""
+def result_of(mesh: TimedMesh, asks: Iterable[KeyedAsk], setup: TimedSetup, start_ms: float) -> ReplayResult:
+    """Of a run that has ended. `asks`: all requests, in order of arrival, from `start_ms` on."""
     finished = mesh.log.finished
     if not finished:
         raise InvalidInputError("no request was answered: give a trace with requests that fit the pools")
     waits = sorted(one.waited_ms for one in finished)
     return ReplayResult(
-        summary=mesh.log.summary(0),
+        summary=mesh.log.summary(0, start_ms),
         waiting=Waiting(quantile(waits, 0.5), quantile(waits, 0.95), quantile(waits, 0.99), mesh.queued_max),
         prompt_tokens=sum(one.prompt_tokens for one in finished),
         reused_tokens=sum(one.cached_tokens for one in finished),

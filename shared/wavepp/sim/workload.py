@@ -35,7 +35,7 @@ class Workload:
         while True:
             _, prompt, cached, kind = self._pick(draw)
             factor = 1.0 + JITTER * (2.0 * draw.random() - 1.0)
-            tokens = int(prompt * factor)
+            tokens = max(1, int(prompt * factor))
             yield Ask(tokens, min(int(cached * factor), tokens - 1) // _BLOCK * _BLOCK, kind)
 
     def _pick(self, draw: random.Random) -> tuple[float, int, int, str]:
