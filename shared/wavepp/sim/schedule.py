@@ -1,7 +1,8 @@
 """The router's own scheduling in virtual time: its dispatcher and planner, with stages that only take time.
 
 The directory is not there: every request is granted after a stated delay, with the reuse that the workload says, and
-room never lacks. A wave of only ends of grants is done at once. `mesh` and `timed_mesh` simulate the rest; here runs of ten thousand requests take a second.
+room never lacks. A wave of only ends of grants is done at once. `mesh` and `timed_mesh` simulate the rest; here runs of
+ten thousand requests take a second.
 """
 
 from __future__ import annotations
