@@ -188,6 +188,12 @@ def test_compose_and_kubernetes_agree_on_the_version_of_etcd() -> None:
 # ---- what every pod has ----
 
 
+def test_no_deployment_sizes_waves_otherwise_than_a_router_without_settings_does() -> None:
+    default = CONFIGS["wavepp.router"].model_fields["policy"].default
+    for path in sorted((ROOT / "k8s").rglob("*.env")):
+        assert read_env_file(path).get(f"{ENV_PREFIX}POLICY", default) == default, path
+
+
 def test_pods_fit_the_restricted_standard(manifests: Manifests) -> None:
     for workload in manifests.workloads:
         spec = pod(workload)
