@@ -35,9 +35,8 @@ CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
 STAGES = (4, 8, 16)
 
 HEAVY_CLIENTS = 32
-HEAVY_TOKENS = 4 << 20
-"""More clients, with more new tokens under way together: every policy has more work than it can spread, nothing is left
-to chance, and a run takes minutes. One seed and `HEAVY_REQUESTS` requests a client tell as much."""
+"""With more clients every policy has work enough for all stages, nothing is left to chance, and a run takes minutes. One
+seed and `HEAVY_REQUESTS` requests a client tell as much."""
 
 HEAVY_REQUESTS = 10
 
@@ -89,9 +88,8 @@ def cells(workloads: Iterable[Workload], stages: Sequence[int], concurrencies: S
 
 
 def heavy(cell: Cell) -> bool:
-    """Whether it has so much to compute that it is run once, with fewer requests: see `HEAVY_TOKENS`."""
-    tokens = cell.concurrency * cell.workload.mean(lambda prompt, cached: prompt - cached)
-    return cell.concurrency > HEAVY_CLIENTS and tokens > HEAVY_TOKENS
+    """Whether it has so much to compute that it is run once, with fewer requests: see `HEAVY_CLIENTS`."""
+    return cell.concurrency > HEAVY_CLIENTS
 
 
 def run_grid(plan: GridPlan, jobs: int, progress: Callable[[int, int], None]) -> list[CellResult]:

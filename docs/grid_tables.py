@@ -1,0 +1,47 @@
+"""Print the tables of docs/scheduling.md from the grid.json of `wavepp sim grid --out DIR`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+POLICIES = ("static", "mpu", "cost", "lockstep")
+
+
+def table(cells: list[dict[str, Any]], stages: int) -> str:
+    """Utilisation of one depth: a row per workload and policy, a column per concurrency."""
+    shown = [cell for cell in cells if cell["stages"] == stages]
+    clients = sorted({cell["concurrency"] for cell in shown})
+    lines = [
+        "| workload | | " + " | ".join(f"c = {count}" for count in clients) + " |",
+        "|---|---|" + "---|" * len(clients),
+    ]
+    for workload in dict.fromkeys(cell["workload"] for cell in shown):
+        row = {cell["concurrency"]: cell for cell in shown if cell["workload"] == workload}
+        for policy in POLICIES:
+            values = " | ".join(_utilisation(row[count], policy) for count in clients)
+            lines.append(f"| {workload if policy == POLICIES[0] else ''} | {policy} | {values} |")
+        lines.append(
+            "| | bound | " + " | ".join(f"{row[count]['bound']['utilisation']:.3f}" for count in clients) + " |"
+        )
+    return "\n".join(lines)
+
+
+def _utilisation(cell: dict[str, Any], policy: str) -> str:
+    value = f"{cell['policies'][policy]['utilisation']:.3f}"
+    return f"**{value}**" if policy == "cost" else value
+
+
+def main() -> None:
+    """For every depth in the file."""
+    cells = json.loads(Path(sys.argv[1]).read_text())["cells"]
+    for stages in sorted({cell["stages"] for cell in cells}):
+        print(f"\n### P = {stages}\n\n{table(cells, stages)}")
+    spread = max(one["spread"] for cell in cells for one in cell["policies"].values())
+    print(f"\nThe largest spread over seeds of any cell is {spread:.3f}.")
+
+
+if __name__ == "__main__":
+    main()
