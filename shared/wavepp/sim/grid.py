@@ -35,8 +35,8 @@ CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
 STAGES = (4, 8, 16)
 
 HEAVY_CLIENTS = 32
-"""With more clients every policy has work enough for all stages, nothing is left to chance, and a run takes minutes. One
-seed and `HEAVY_REQUESTS` requests a client tell as much."""
+"""With more clients every policy has work enough for all stages, nothing is left to chance, and a run takes minutes.
+One seed and `HEAVY_REQUESTS` requests a client tell as much."""
 
 HEAVY_REQUESTS = 10
 
