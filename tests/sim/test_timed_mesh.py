@@ -62,6 +62,14 @@ def test_a_request_that_never_fits_fails_alone() -> None:
         replay(arrivals[:1], setup(stages=STAGES, pool_tokens=SMALL_POOL))
 
 
+def test_a_trace_may_begin_at_any_time() -> None:
+    arrivals = random_arrivals(30, every_ms=600.0, seed=4)
+    late = [(time_ms + 1.7e12, ask) for time_ms, ask in arrivals]
+    assert replay(late, setup(stages=STAGES)).summary.utilisation == pytest.approx(
+        replay(arrivals, setup(stages=STAGES)).summary.utilisation, rel=1e-3
+    )
+
+
 def test_twice_the_speed_is_twice_the_load() -> None:
     arrivals = random_arrivals(60, every_ms=600.0, seed=4)
     slow, fast = (replay(arrivals, setup(stages=STAGES), speed) for speed in (1.0, 2.0))
