@@ -1,6 +1,8 @@
 """Prefill with a real model on two stages of one thread each, next to its bare runner and to plain transformers.
 
-All take turns within one run, several times over, so that what else the machine does falls on each of them.
+All take turns within one run, several times over, so that what else the machine does falls on each of them. What the
+mesh is compared with runs right after each of its windows, and the goals judge the ratios of such neighbours: the same
+step of a lone process can take twice as long a minute later where a machine is shared.
 """
 
 from __future__ import annotations
@@ -65,6 +67,8 @@ class Series:
     stage_cpu: list[float] = field(default_factory=list)
     cpu_per_1000_s: list[float] = field(default_factory=list)
     other_cores: list[float] = field(default_factory=list)
+    of_next: dict[str, list[float]] = field(default_factory=dict)
+    """Of the mesh: its tokens/s over those of a contender's window that followed, by contender."""
 
     def row(self) -> list[Cell]:
         """Medians over the rounds."""
@@ -96,6 +100,7 @@ MESH: Final = "WavePP, 2 stages x 1 thread"
 PAIR: Final = "bare runner, 2 processes x 1 thread"
 SINGLE: Final = "bare runner, 1 process x 2 threads"
 PLAIN: Final = "plain transformers, 2 threads"
+JUDGES: Final = (PAIR, PLAIN)
 
 
 class Contest:
@@ -113,18 +118,20 @@ class Contest:
         return list(self._series.values())
 
     def round(self, workloads: Sequence[Workload], concurrencies: Sequence[int]) -> None:
-        """Everything once."""
+        """Every window of the mesh once, with the contenders that it is judged by behind each."""
         for workload in workloads:
             for concurrency in sorted({min(c, workload.prompts) for c in concurrencies}):
-                self._run_mesh(workload, concurrency)
-            for contender in self._processes:
-                self._run_bare(workload, contender)
+                mesh = self._run_mesh(workload, concurrency)
+                for contender in JUDGES:
+                    rate = self._run_bare(workload, contender).tokens_per_s[-1]
+                    mesh.of_next.setdefault(contender, []).append(mesh.tokens_per_s[-1] / rate)
+            self._run_bare(workload, SINGLE)
 
     def _of(self, workload: Workload, contender: str, concurrency: int) -> Series:
         key = (workload.name, contender, concurrency)
         return self._series.setdefault(key, Series(workload.name, contender, concurrency))
 
-    def _run_mesh(self, workload: Workload, concurrency: int) -> None:
+    def _run_mesh(self, workload: Workload, concurrency: int) -> Series:
         address, shared = self._mesh.address, self._prompts.fresh(workload.shared)
         if workload.shared:
             run_closed_loop(address, 1, iter([shared + self._prompts.fresh(1)]))
@@ -147,8 +154,9 @@ class Contest:
         slower = max(busy, key=lambda stage: busy[stage])
         series.utilisation.append(busy[slower])
         series.stage_cpu.append(used_s[f"stage-{slower}"] / seconds)
+        return series
 
-    def _run_bare(self, workload: Workload, contender: str) -> None:
+    def _run_bare(self, workload: Workload, contender: str) -> Series:
         processes = self._processes[contender]
         shared = self._prompts.fresh(workload.shared)
         count = workload.alone * len(processes)
@@ -163,6 +171,7 @@ class Contest:
         series.tokens_per_s.append(sum(len(o.seconds) * workload.tokens / sum(o.seconds) for o in outcomes))
         series.first_token_p50_s.append(percentile(first_token_s, 0.5))
         series.first_token_p95_s.append(percentile(first_token_s, 0.95))
+        return series
 
 
 def _steps(address: str) -> Iterator[Step]:
@@ -172,23 +181,27 @@ def _steps(address: str) -> Iterator[Step]:
 
 
 def goals_of(series: Sequence[Series]) -> list[Goal]:
-    """Of every cell of the mesh."""
-
-    def rate(workload: str, contender: str) -> float:
-        found = [s for s in series if (s.workload, s.contender) == (workload, contender)]
-        return statistics.median(found[0].tokens_per_s)
-
+    """Of every cell of the mesh: medians over the rounds."""
     goals = []
     for cell in (s for s in series if s.contender == MESH):
-        where, own = f"{cell.workload}, {cell.concurrency} at once", statistics.median(cell.tokens_per_s)
+        where = f"{cell.workload}, {cell.concurrency} at once"
         if cell.concurrency >= BUSY_FROM:
             busy = statistics.median(cell.utilisation)
             goals.append(Goal(f"utilisation, {where}", busy, UTILISATION_GOAL, "", at_least=True))
-            pair = own / rate(cell.workload, PAIR)
+            pair = statistics.median(cell.of_next[PAIR])
             goals.append(Goal(f"of two bare processes, {where}", pair, BARE_GOAL, "x", at_least=True))
-        plain = own / rate(cell.workload, PLAIN)
+        plain = statistics.median(cell.of_next[PLAIN])
         goals.append(Goal(f"of plain transformers, {where}", plain, 1.0, "x", at_least=True))
     return goals
+
+
+def ratio_rows(series: Sequence[Series]) -> list[list[Cell]]:
+    """Tokens/s of the mesh over those of the window behind, every round."""
+    return [
+        [cell.workload, cell.concurrency, contender, statistics.median(ratios), " ".join(f"{r:.2f}" for r in ratios)]
+        for cell in series
+        for contender, ratios in cell.of_next.items()
+    ]
 
 
 def main() -> None:
@@ -212,7 +225,9 @@ def main() -> None:
     print(f"M = {arguments.wave_tokens_max}; tokens/s counts all prompt tokens, cached ones too; medians of the rounds")
     print("utilisation: time in steps of the busier stage / window; its CPU: of that process, in cores")
     print("CPU s/1,000 tokens: of all processes that took part, also of the prompt tokens")
-    print(table(HEAD, rows))
+    print(table(HEAD, rows), "\n")
+    print("tokens/s of WavePP over those of the window right behind it:")
+    print(table(("workload", "at once", "of", "median", "rounds"), ratio_rows(contest.series)), "\n")
     results = {"series": [{n: getattr(s, n) for n in Series.__slots__} for s in contest.series]}
     finish("prefill", vars(arguments), results, goals_of(contest.series), watch.load())
 

@@ -12,7 +12,7 @@ import pytest
 
 from wavepp.sim.bubbles import time_shares
 from wavepp.sim.experiment import Cell, Rules, SimPolicy, bound_of, run_closed_loop, slowest_stage
-from wavepp.sim.grid import CellResult, GridPlan, as_json, cells, heavy, run_grid, workload_by_name
+from wavepp.sim.grid import CellResult, GridPlan, as_json, cells, run_grid, workload_by_name
 from wavepp.sim.profile import load_profile
 from wavepp.sim.verdict import COMPLETION_MAX, GAIN_MIN, THROUGHPUT_MIN, Comparison, compare, gain_over_mpu
 from wavepp.sim.workload import Workload, cold, reuse, short_suffix
@@ -71,11 +71,6 @@ def test_what_is_missed_is_named() -> None:
     found = compare(quick_grid()[0])
     assert found.misses == []
     assert Comparison(found.result, 0.98, 1.03, 1.03, 0.9).misses == ["throughput", "p50", "p95", "bound"]
-
-
-def test_cells_with_very_many_clients_are_heavy() -> None:
-    assert heavy(Cell(cold(262_144), 8, 64))
-    assert not heavy(Cell(reuse(262_144), 8, 32))
 
 
 # ---- the paper's table ----

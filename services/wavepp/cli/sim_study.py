@@ -11,7 +11,7 @@ import typer
 from wavepp.cli.terminal import errors_as_lines, stdout
 
 if TYPE_CHECKING:
-    from wavepp.sim.studies import Fairness, MpuLoss, WrongPrior
+    from wavepp.sim.studies import Fairness, MpuLoss, TwoCold, WrongPrior
 
 
 class Study(Enum):
@@ -20,6 +20,7 @@ class Study(Enum):
     FAIRNESS = "fairness"
     PRIOR = "prior"
     MPU_LOSS = "mpu-loss"
+    TWO_COLD = "two-cold"
 
 
 def study(
@@ -27,7 +28,7 @@ def study(
         Study,
         typer.Argument(
             help="fairness: a huge request among short ones. prior: a wrong start on unequal stages. mpu-loss: what "
-            "makes mpu slower than static."
+            "makes mpu slower than static. two-cold: two cold prompts that meet."
         ),
     ],
     profile: Annotated[str, typer.Option(help="Cost profile; each study has its own if absent.")] = "",
@@ -41,6 +42,8 @@ def study(
             _show_fairness(studies.fairness(load_profile(profile or "kimi-k3-gb300-pp8")))
         elif name is Study.PRIOR:
             _show_priors(studies.wrong_priors(load_profile(profile or "one-slow-stage")))
+        elif name is Study.TWO_COLD:
+            _show_two_cold(studies.two_cold(load_profile(profile or "kimi-k3-gb300-pp8")))
         else:
             _show_losses(studies.mpu_losses(load_profile(profile or "kimi-k3-gb300-pp8")))
 
@@ -98,6 +101,23 @@ def _show_losses(rows: Sequence[MpuLoss]) -> None:
                 f"{row.waves_static:.2f}",
                 f"{row.waves_mpu:.2f}",
                 f"{row.waves_cost:.2f}",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _show_two_cold(rows: Sequence[TwoCold]) -> None:
+    policies = list(rows[0].completion_ms)
+    _table(
+        "two cold prompts, the later one sent so much of a prompt's work after the first; first / later, simulated",
+        ("prompt", "P", "sent after", *policies),
+        [
+            (
+                f"{row.prompt_tokens / 1024:.0f}K",
+                str(row.stages),
+                f"{row.offset:.2f}",
+                *(f"{first / 1e3:.2f} / {later / 1e3:.2f} s" for first, later in row.completion_ms.values()),
             )
             for row in rows
         ],

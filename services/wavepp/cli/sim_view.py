@@ -9,7 +9,7 @@ from rich.table import Table
 from wavepp.sim.advice import Outlook
 from wavepp.sim.bubbles import TimeShares
 from wavepp.sim.experiment import SimPolicy
-from wavepp.sim.grid import HEAVY_REQUESTS, CellResult, heavy
+from wavepp.sim.grid import CellResult
 from wavepp.sim.results import Summary
 from wavepp.sim.verdict import (
     COMPLETION_MAX,
@@ -52,7 +52,7 @@ def grid_table(results: Sequence[CellResult]) -> Table:
         table.add_row(
             cell.workload.name,
             str(cell.stages),
-            f"{cell.concurrency}{'*' if heavy(cell) else ''}",
+            str(cell.concurrency),
             *(f"{one.utilisation:.3f} +-{one.spread:.3f}" for one in result.by_policy.values()),
             f"{result.bound.utilisation:.3f}",
             f"{found.of_bound:.3f}",
@@ -70,8 +70,6 @@ def verdict_lines(results: Sequence[CellResult]) -> list[str]:
     """How often `cost` reaches its goals, and where it does not."""
     found = [compare(result) for result in results]
     lines = []
-    if any(heavy(result.cell) for result in results):
-        lines.append(f"*: so much to compute that it was run with one seed and {HEAVY_REQUESTS} requests a client")
     for name, goal in (
         ("throughput", f">= {THROUGHPUT_MIN} of the better of static and mpu"),
         ("p50", f"<= {COMPLETION_MAX} of that policy's"),

@@ -34,12 +34,6 @@ QUICK_WORKLOADS = ("cold 64K", "reuse 128K", "4K on 36K", "mixed 128K")
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
 STAGES = (4, 8, 16)
 
-HEAVY_CLIENTS = 32
-"""With more clients every policy has work enough for all stages, nothing is left to chance, and a run takes minutes.
-One seed and `HEAVY_REQUESTS` requests a client tell as much."""
-
-HEAVY_REQUESTS = 10
-
 
 @dataclass(frozen=True, slots=True)
 class GridPlan:
@@ -87,18 +81,13 @@ def cells(workloads: Iterable[Workload], stages: Sequence[int], concurrencies: S
     return tuple(Cell(w, p, c) for w in workloads for p in stages for c in concurrencies)
 
 
-def heavy(cell: Cell) -> bool:
-    """Whether it has so much to compute that it is run once, with fewer requests: see `HEAVY_CLIENTS`."""
-    return cell.concurrency > HEAVY_CLIENTS
-
-
 def run_grid(plan: GridPlan, jobs: int, progress: Callable[[int, int], None]) -> list[CellResult]:
     """In `jobs` processes. `progress`: (runs done, runs in all). The results are in the order of the cells."""
     runs = [
         (cell, policy, seed)
         for cell in plan.cells
         for policy in plan.policies
-        for seed in range(1 if heavy(cell) else plan.seeds)
+        for seed in range(plan.seeds)
     ]
     # The long ones first, so that no process ends up alone with one.
     runs.sort(key=lambda run: -run[0].concurrency * run[0].workload.mean(lambda prompt, cached: prompt - cached))
@@ -137,7 +126,6 @@ def as_json(plan: GridPlan, results: Sequence[CellResult]) -> dict[str, object]:
                 "workload": result.cell.workload.name,
                 "stages": result.cell.stages,
                 "concurrency": result.cell.concurrency,
-                "heavy": heavy(result.cell),
                 "bound": asdict(result.bound),
                 "policies": {name: asdict(measured) for name, measured in result.by_policy.items()},
             }
@@ -147,8 +135,8 @@ def as_json(plan: GridPlan, results: Sequence[CellResult]) -> dict[str, object]:
 
 
 def _run(plan: GridPlan, cell: Cell, policy: SimPolicy, seed: int) -> Summary:
-    requests = min(HEAVY_REQUESTS, plan.requests_per_client) if heavy(cell) else plan.requests_per_client
-    return run_closed_loop(cell, policy, plan.profile, plan.rules, seed, requests_per_client=requests)[0]
+    count = plan.requests_per_client
+    return run_closed_loop(cell, policy, plan.profile, plan.rules, seed, requests_per_client=count)[0]
 
 
 def _mean(summaries: Sequence[Summary]) -> Measured:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from wavepp.core.cost import StageCost
+from wavepp.core.cost import StageCost, amount
 from wavepp.core.policy_factory import POLICY_NAMES, PolicyName, make_policy
 from wavepp.sim.bubbles import time_shares
 from wavepp.sim.clients import ClosedLoop
@@ -202,6 +202,45 @@ def mpu_loss(profile: Profile, stages: int, clients: int, seeds: int, room: int)
         waves["mpu"],
         waves["cost"],
     )
+
+
+# ---- two cold prompts that meet ----
+
+
+@dataclass(frozen=True, slots=True)
+class TwoCold:
+    """Two equal cold prompts, the later one sent `offset` of a prompt's work after the first: completion by policy,
+    (first, later), in ms.
+    """
+
+    prompt_tokens: int
+    stages: int
+    offset: float
+    completion_ms: dict[PolicyName, tuple[float, float]]
+
+
+def two_cold(profile: Profile) -> list[TwoCold]:
+    """The prompts and depths of the mixed cells in which two clients see a higher p95 with `cost` than with `mpu`."""
+    return [
+        two_cold_prompts(profile, stages, tokens, offset)
+        for tokens, stages in ((65_536, 4), (65_536, 8), (131_072, 8), (131_072, 16), (262_144, 16))
+        for offset in (0.0, 0.25, 0.5, 0.75)
+    ]
+
+
+def two_cold_prompts(profile: Profile, stages: int, tokens: int, offset: float) -> TwoCold:
+    """One row of `two_cold`."""
+    work_ms = slowest_stage(profile.stages(stages)).work_ms(amount(0, tokens))
+    found: dict[PolicyName, tuple[float, float]] = {}
+    for policy in POLICY_NAMES:
+        sim = _sim(profile, stages, policy)
+        # The one that is sent later is behind the first even if they come at the same time.
+        sim.clock.at(0.0, lambda sim=sim: sim.submit(Ask(tokens, 0, "first")))  # type: ignore[misc]
+        sim.clock.at(offset * work_ms, lambda sim=sim: sim.submit(Ask(tokens, 0, "later")))  # type: ignore[misc]
+        sim.clock.run(lambda sim=sim: len(sim.log.finished) == 2)  # type: ignore[misc]
+        took = {one.kind: one.completion_ms for one in sim.log.finished}
+        found[policy] = (took["first"], took["later"])
+    return TwoCold(tokens, stages, offset, found)
 
 
 def _sim(profile: Profile, stages: int, policy: PolicyName) -> ScheduleSim:
