@@ -14,7 +14,8 @@ from wavepp.core.ids import GrantId
 from wavepp.core.policies import QueueView, WavePolicy
 from wavepp.core.population import Population
 from wavepp.core.time_packing import TimeBudget
-from wavepp.core.wave_target import WaveTarget
+from wavepp.core.wave_growth import WaveGrowth
+from wavepp.core.wave_target import WaveSize, WaveTarget
 from wavepp.core.wave_types import Chunk
 
 _LAUNCH_OF_WAVE: Final = 0.02
@@ -40,26 +41,31 @@ class CostPolicy(WavePolicy):
         if len(priors) != stages:
             raise InvalidInputError(f"{len(priors)} prior costs for {stages} stages; give one a stage, or none")
         self._wave_tokens_max = wave_tokens_max
-        self._model = CostModel(priors, total([(0, wave_tokens_max)]))
+        self._reference = total([(0, wave_tokens_max)])
+        self._model = CostModel(priors, self._reference)
         self._version = self._model.version
         self._population = Population(self._model.pipeline.slowest, 2 * stages)
         self._target = WaveTarget(hop_ms)
+        self._growth = WaveGrowth()
+        self._priced = self._model.pipeline.slowest
 
     def budget(self, view: QueueView) -> TimeBudget:
         if self._version != self._model.version:
             self._version = self._model.version
-            self._population.reprice(self._model.pipeline.slowest)
-            self._target.cost_changed()
+            self._reprice()
         cost = self._model.pipeline
         typical = self._population.look()
-        size = self._target.size(typical, cost, self._wave_tokens_max * typical.ms_per_token)
-        return TimeBudget(size, cost.slowest, typical.smallest_ms)
+        wanted = self._target.size(typical, cost, self._wave_tokens_max * typical.ms_per_token)
+        work_ms = self._growth.limited(wanted.work_ms, cost.slowest.launch_ms, cost.others)
+        return TimeBudget(WaveSize(work_ms, wanted.cutting), cost.slowest, typical.smallest_ms)
 
     def admitted(self, grant: GrantId, start: int, end: int) -> None:
         self._population.add(grant, start, end)
 
     def left(self, grant: GrantId) -> None:
         self._population.remove(grant)
+        if not self._population:
+            self._growth.idle()
 
     def measured(self, chunks: Sequence[Chunk], steps: Sequence[StepTime]) -> None:
         # Waves of nothing but decode steps are many and all alike: the fit would forget what prefill costs.
@@ -68,7 +74,15 @@ class CostPolicy(WavePolicy):
 
     def reset(self) -> None:
         self._population.clear()
+        self._growth.idle()
 
     def reports(self) -> list[FitReport]:
         """What was learned, by stage."""
         return self._model.reports()
+
+    def _reprice(self) -> None:
+        cost = self._model.pipeline.slowest
+        self._growth.repriced(cost.work_ms(self._reference) / self._priced.work_ms(self._reference))
+        self._priced = cost
+        self._population.reprice(cost)
+        self._target.cost_changed()

@@ -83,12 +83,7 @@ def cells(workloads: Iterable[Workload], stages: Sequence[int], concurrencies: S
 
 def run_grid(plan: GridPlan, jobs: int, progress: Callable[[int, int], None]) -> list[CellResult]:
     """In `jobs` processes. `progress`: (runs done, runs in all). The results are in the order of the cells."""
-    runs = [
-        (cell, policy, seed)
-        for cell in plan.cells
-        for policy in plan.policies
-        for seed in range(plan.seeds)
-    ]
+    runs = [(cell, policy, seed) for cell in plan.cells for policy in plan.policies for seed in range(plan.seeds)]
     # The long ones first, so that no process ends up alone with one.
     runs.sort(key=lambda run: -run[0].concurrency * run[0].workload.mean(lambda prompt, cached: prompt - cached))
     summaries: dict[tuple[Cell, SimPolicy], list[Summary]] = {}
