@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wavepp.sim.profile import load_profile
-from wavepp.sim.studies import fairness, mpu_loss, wrong_prior
+from wavepp.sim.studies import fairness, mpu_loss, two_cold_prompts, wrong_prior
 from wavepp.sim.workload import reuse, short_suffix
 
 
@@ -29,3 +29,16 @@ def test_with_little_room_and_a_cost_of_launching_mpu_loses_and_cost_does_not() 
     assert found.mpu < 0.96
     assert found.cost > 0.99
     assert found.waves_mpu > 1.5 * found.waves_static
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.25, 0.5, 0.75])
+def test_two_cold_prompts_that_meet_are_both_answered_sooner(offset: float) -> None:
+    found = two_cold_prompts(load_profile("kimi-k3-gb300-pp8"), 8, 131_072, offset).completion_ms
+    assert found["cost"][0] < 0.8 * found["mpu"][0]
+    assert found["cost"][1] < 0.9 * found["mpu"][1]
+
+
+def test_a_prompt_under_way_is_not_delayed_by_waves_for_two() -> None:
+    alone = two_cold_prompts(load_profile("kimi-k3-gb300-pp8"), 8, 131_072, 2.0).completion_ms["cost"][0]
+    met = two_cold_prompts(load_profile("kimi-k3-gb300-pp8"), 8, 131_072, 0.5).completion_ms["cost"][0]
+    assert met < 1.02 * alone
