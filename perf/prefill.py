@@ -100,7 +100,6 @@ MESH: Final = "WavePP, 2 stages x 1 thread"
 PAIR: Final = "bare runner, 2 processes x 1 thread"
 SINGLE: Final = "bare runner, 1 process x 2 threads"
 PLAIN: Final = "plain transformers, 2 threads"
-JUDGES: Final = (PAIR, PLAIN)
 
 
 class Contest:
@@ -122,7 +121,7 @@ class Contest:
         for workload in workloads:
             for concurrency in sorted({min(c, workload.prompts) for c in concurrencies}):
                 mesh = self._run_mesh(workload, concurrency)
-                for contender in JUDGES:
+                for contender in (PAIR, PLAIN) if concurrency >= BUSY_FROM else (PLAIN,):
                     rate = self._run_bare(workload, contender).tokens_per_s[-1]
                     mesh.of_next.setdefault(contender, []).append(mesh.tokens_per_s[-1] / rate)
             self._run_bare(workload, SINGLE)
