@@ -162,7 +162,7 @@ class HintIndex:
         known = self._all & ~self._unknown
         held_all = self._held_prefix(keys, blocks, known, known, 0) if known else blocks
         # What all hold, any holds: the second search begins where the first one ended.
-        held_any = self._held_prefix(keys, blocks, 0, known, held_all)
+        held_any = self._held_prefix(keys, blocks, known, 1, held_all) if known else held_all
         start = min(held_all * block_tokens, endpoint_max_tokens) // alignment_tokens * alignment_tokens
         start_any = min(held_any * block_tokens, endpoint_max_tokens) // alignment_tokens * alignment_tokens
         wanted = self._recurrent & known
@@ -211,8 +211,9 @@ class HintIndex:
             raise InvalidInputError(f"stage {stage} is not one of {self._stages}")
         return 1 << stage
 
-    def _held_prefix(self, keys: bytes, blocks: int, wanted: int, some: int, held: int) -> int:
-        """How many leading blocks all stages of `wanted` and one or more of `some` hold; the first `held` are known to.
+    def _held_prefix(self, keys: bytes, blocks: int, among: int, least: int, held: int) -> int:
+        """How many leading blocks are held, of which the first `held` are known to be. Held: the stages of `among`
+        that hold the block are, as a mask, at least `least`; so with `least` = `among` all of them, with 1 any.
 
         A stage that holds a block holds all before it, so "held" is true up to a point and false after it:
         lengthen the step until one is not held, then halve. Where the index is wrong the answer is still the
@@ -221,9 +222,8 @@ class HintIndex:
         get = self._blocks.get
         low, high, step = held, held + 1, 1  # blocks[:low] are held
         while high <= blocks:
-            at = (high - 1) * KEY_BYTES
-            mask = get(keys[at : at + KEY_BYTES], 0)
-            if mask & wanted != wanted or not mask & some:
+            at = high * KEY_BYTES
+            if get(keys[at - KEY_BYTES : at], 0) & among < least:
                 break
             step *= _PROBE_GROWTH
             low, high = high, high + step
@@ -231,12 +231,11 @@ class HintIndex:
             high = blocks + 1  # nothing beyond the last block is held
         while high - low > 1:
             middle = (low + high) // 2
-            at = (middle - 1) * KEY_BYTES
-            mask = get(keys[at : at + KEY_BYTES], 0)
-            if mask & wanted == wanted and mask & some:
-                low = middle
-            else:
+            at = middle * KEY_BYTES
+            if get(keys[at - KEY_BYTES : at], 0) & among < least:
                 high = middle
+            else:
+                low = middle
         return low
 
     def _last_snapshot(self, keys: bytes, start: int, block_tokens: int, alignment_tokens: int, wanted: int) -> int:
