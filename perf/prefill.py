@@ -1,8 +1,8 @@
 """Prefill with a real model on two stages of one thread each, next to its bare runner and to plain transformers.
 
 All take turns within one run, several times over, so that what else the machine does falls on each of them. What the
-mesh is compared with runs right after each of its windows, and the goals judge the ratios of such neighbours: the same
-step of a lone process can take twice as long a minute later where a machine is shared.
+mesh is compared with runs after each of its windows, and the goals judge the ratios within such a group: the same step
+of a lone process can take twice as long a minute later where a machine is shared.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ QUICK: Final = (Workload("cold 4 x 256", 4, 256, 0, 2), Workload("4 x 512, 90 % 
 
 @dataclass(slots=True)
 class Series:
-    """What one contender did on one workload, a value for each round."""
+    """What one contender did on one workload, a value for each window."""
 
     workload: str
     contender: str
@@ -68,10 +68,10 @@ class Series:
     cpu_per_1000_s: list[float] = field(default_factory=list)
     other_cores: list[float] = field(default_factory=list)
     of_next: dict[str, list[float]] = field(default_factory=dict)
-    """Of the mesh: its tokens/s over those of a contender's window that followed, by contender."""
+    """Of the mesh: its tokens/s over those of the window of a contender that came next, by contender."""
 
     def row(self) -> list[Cell]:
-        """Medians over the rounds."""
+        """Medians over the windows."""
 
         def middle(values: list[float]) -> float | None:
             return statistics.median(values) if values else None
@@ -93,7 +93,7 @@ class Series:
 
 
 HEAD: Final = (
-    *("workload", "what", "at once", "rounds", "tokens/s", "range", "first token p50 s", "p95 s"),
+    *("workload", "what", "at once", "windows", "tokens/s", "range", "first token p50 s", "p95 s"),
     *("utilisation", "its CPU", "CPU s/1,000 tokens", "other cores"),
 )
 MESH: Final = "WavePP, 2 stages x 1 thread"
@@ -117,7 +117,7 @@ class Contest:
         return list(self._series.values())
 
     def round(self, workloads: Sequence[Workload], concurrencies: Sequence[int]) -> None:
-        """Every window of the mesh once, with the contenders that it is judged by behind each."""
+        """Every window of the mesh once, each with the contenders behind that it is judged by."""
         for workload in workloads:
             for concurrency in sorted({min(c, workload.prompts) for c in concurrencies}):
                 mesh = self._run_mesh(workload, concurrency)
@@ -195,7 +195,7 @@ def goals_of(series: Sequence[Series]) -> list[Goal]:
 
 
 def ratio_rows(series: Sequence[Series]) -> list[list[Cell]]:
-    """Tokens/s of the mesh over those of the window behind, every round."""
+    """Tokens/s of the mesh over those of a contender's next window, every round."""
     return [
         [cell.workload, cell.concurrency, contender, statistics.median(ratios), " ".join(f"{r:.2f}" for r in ratios)]
         for cell in series
@@ -221,11 +221,13 @@ def main() -> None:
             contest.round(workloads, arguments.concurrency)
             print(f"round {number + 1} of {rounds} done, {watch.load().seconds:.0f} s since the start", flush=True)
     rows = [s.row() for s in contest.series]
-    print(f"M = {arguments.wave_tokens_max}; tokens/s counts all prompt tokens, cached ones too; medians of the rounds")
+    print(
+        f"M = {arguments.wave_tokens_max}; tokens/s counts all prompt tokens, cached ones too; medians of the windows"
+    )
     print("utilisation: time in steps of the busier stage / window; its CPU: of that process, in cores")
     print("CPU s/1,000 tokens: of all processes that took part, also of the prompt tokens")
     print(table(HEAD, rows), "\n")
-    print("tokens/s of WavePP over those of the window right behind it:")
+    print("tokens/s of WavePP over those of the contender's next window:")
     print(table(("workload", "at once", "of", "median", "rounds"), ratio_rows(contest.series)), "\n")
     results = {"series": [{n: getattr(s, n) for n in Series.__slots__} for s in contest.series]}
     finish("prefill", vars(arguments), results, goals_of(contest.series), watch.load())

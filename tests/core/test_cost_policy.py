@@ -191,3 +191,48 @@ def test_when_steps_become_dearer_the_waiting_requests_are_priced_anew() -> None
     after = learner.budget(NO_VIEW)
     assert after.size.work_ms == pytest.approx(5.0 * before.size.work_ms, rel=0.1)
     assert after.cost.token_ms == pytest.approx(5.0 * TRUE.token_ms, rel=0.1)
+
+
+# ---- growth ----
+
+
+def crowded(learner: CostPolicy, grants: Sequence[int], in_flight: int = 8) -> list[float]:
+    """The budgets of twelve waves with these grants of 131,072 tokens under way."""
+    for grant in grants:
+        learner.admitted(GrantId(grant), 0, 131_072)
+    view = QueueView((), (), 0, in_flight)
+    return [learner.budget(view).size.work_ms for _ in range(12)]
+
+
+def test_once_the_pipeline_is_full_a_second_request_makes_waves_grow_slowly() -> None:
+    learner = policy(priors=[TRUE] * 8)
+    alone = crowded(learner, [1])
+    with_another = crowded(learner, [2])
+    fresh = crowded(policy(priors=[TRUE] * 8), [1, 2])
+    assert fresh[0] > 3.0 * alone[-1]
+    assert with_another[-1] < 1.2 * alone[-1]
+
+
+def test_who_comes_when_nothing_is_under_way_gets_the_waves_that_fit() -> None:
+    fresh = crowded(policy(priors=[TRUE] * 8), [1, 2])[0]
+    for end in ("left", "reset", "empty"):
+        learner = policy(priors=[TRUE] * 8)
+        crowded(learner, [1])
+        if end == "reset":
+            learner.reset()
+        else:
+            learner.left(GrantId(1))
+        assert crowded(learner, [2, 3], in_flight=0 if end == "empty" else 8)[0] == pytest.approx(fresh)
+
+
+def test_on_a_fixed_grid_waves_may_be_any_size() -> None:
+    learner = policy(priors=[TRUE] * 8, fixed_grid=True)
+    alone = crowded(learner, [1])
+    assert crowded(learner, [2])[0] > 3.0 * alone[-1]
+
+
+def test_waves_stay_as_large_when_steps_turn_out_to_be_dearer() -> None:
+    learner = policy(priors=[TRUE] * 8)
+    before = crowded(learner, [1])[-1]
+    measure(learner, [TRUE.scaled(5.0)] * 8, PREFILL)
+    assert crowded(learner, [])[0] == pytest.approx(5.0 * before, rel=0.15)

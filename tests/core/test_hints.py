@@ -187,7 +187,7 @@ def test_a_probe_looks_at_few_of_the_keys() -> None:
     index.load_dump(S0, keys)
     hint = index.probe(CountedKeys(keys), B, B, 4095 * B)
     assert (hint.longest_all_tokens, hint.longest_any_tokens) == (3001 * B, 4096 * B)
-    assert looked_up <= 60
+    assert looked_up <= 30
 
 
 @pytest.mark.parametrize(
@@ -207,11 +207,12 @@ def test_stages_that_do_not_exist_are_refused() -> None:
 
 
 @given(
-    held=st.lists(st.integers(0, 20), min_size=1, max_size=4),
+    # The search looks at blocks 1 and 66 of a long prompt first: all ways through it, and the edges between.
+    held=st.lists(st.integers(0, 20) | st.sampled_from((64, 65, 66, 67, 129, 199, 200)), min_size=1, max_size=4),
     snapshots=st.lists(st.frozensets(st.integers(0, 19)), min_size=4, max_size=4),
     recurrent=st.integers(0, 15),
     unknown=st.integers(0, 15),
-    blocks=st.integers(0, 20),
+    blocks=st.integers(0, 20) | st.sampled_from((64, 65, 66, 130, 200)),
     blocks_aligned=st.integers(1, 4),
     spare=st.integers(0, 80),
 )

@@ -290,4 +290,5 @@ def _policy(config: RouterConfig, stages: list[StageRegistration]) -> WavePolicy
         wave_tokens_min=wave_tokens_min(config, stages),
         block_tokens=stages[0].block_tokens,
         hop_ms=config.hop_ms,
+        fixed_grid=config.chunk_grid == "fixed",
     )

@@ -31,12 +31,20 @@ def default_prior(wave_tokens_max: int) -> StageCost:
 
 
 class CostPolicy(WavePolicy):
-    """Knows what every stage's steps cost, and sizes waves by what is under way; see `WaveTarget`."""
+    """Knows what every stage's steps cost, and sizes waves by what is under way; see `WaveTarget` and `WaveGrowth`."""
 
     def __init__(
-        self, *, stages: int, wave_tokens_max: int, priors: Sequence[StageCost] | None = None, hop_ms: float = 0.0
+        self,
+        *,
+        stages: int,
+        wave_tokens_max: int,
+        priors: Sequence[StageCost] | None = None,
+        hop_ms: float = 0.0,
+        fixed_grid: bool = False,
     ) -> None:
-        """`wave_tokens_max`: M. `priors`: what the stages cost, one a stage. `hop_ms`: from a stage to the next."""
+        """`wave_tokens_max`: M. `priors`: what the stages cost, one a stage. `hop_ms`: from a stage to the next.
+        `fixed_grid`: chunks are cut at multiples of M, whatever a wave should be.
+        """
         priors = priors or [default_prior(wave_tokens_max)] * stages
         if len(priors) != stages:
             raise InvalidInputError(f"{len(priors)} prior costs for {stages} stages; give one a stage, or none")
@@ -46,7 +54,7 @@ class CostPolicy(WavePolicy):
         self._version = self._model.version
         self._population = Population(self._model.pipeline.slowest, 2 * stages)
         self._target = WaveTarget(hop_ms)
-        self._growth = WaveGrowth()
+        self._growth = None if fixed_grid else WaveGrowth(stages)
         self._priced = self._model.pipeline.slowest
 
     def budget(self, view: QueueView) -> TimeBudget:
@@ -55,9 +63,12 @@ class CostPolicy(WavePolicy):
             self._reprice()
         cost = self._model.pipeline
         typical = self._population.look()
-        wanted = self._target.size(typical, cost, self._wave_tokens_max * typical.ms_per_token)
-        work_ms = self._growth.limited(wanted.work_ms, cost.slowest.launch_ms, cost.others)
-        return TimeBudget(WaveSize(work_ms, wanted.cutting), cost.slowest, typical.smallest_ms)
+        size = self._target.size(typical, cost, self._wave_tokens_max * typical.ms_per_token)
+        if self._growth is not None:
+            launch_ms, others = cost.slowest.launch_ms, cost.others
+            work_ms = self._growth.next_ms(size.work_ms, launch_ms, others, view.waves_in_flight)
+            size = WaveSize(work_ms, size.cutting)
+        return TimeBudget(size, cost.slowest, typical.smallest_ms)
 
     def admitted(self, grant: GrantId, start: int, end: int) -> None:
         self._population.add(grant, start, end)
@@ -65,7 +76,7 @@ class CostPolicy(WavePolicy):
     def left(self, grant: GrantId) -> None:
         self._population.remove(grant)
         if not self._population:
-            self._growth.idle()
+            self._forget_growth()
 
     def measured(self, chunks: Sequence[Chunk], steps: Sequence[StepTime]) -> None:
         # Waves of nothing but decode steps are many and all alike: the fit would forget what prefill costs.
@@ -74,7 +85,7 @@ class CostPolicy(WavePolicy):
 
     def reset(self) -> None:
         self._population.clear()
-        self._growth.idle()
+        self._forget_growth()
 
     def reports(self) -> list[FitReport]:
         """What was learned, by stage."""
@@ -82,7 +93,12 @@ class CostPolicy(WavePolicy):
 
     def _reprice(self) -> None:
         cost = self._model.pipeline.slowest
-        self._growth.repriced(cost.work_ms(self._reference) / self._priced.work_ms(self._reference))
+        if self._growth is not None:
+            self._growth.repriced(cost.work_ms(self._reference) / self._priced.work_ms(self._reference))
         self._priced = cost
         self._population.reprice(cost)
         self._target.cost_changed()
+
+    def _forget_growth(self) -> None:
+        if self._growth is not None:
+            self._growth.forget()

@@ -22,8 +22,9 @@ def make_policy(
     block_tokens: int,
     priors: Sequence[StageCost] | None = None,
     hop_ms: float = 0.0,
+    fixed_grid: bool = False,
 ) -> WavePolicy:
-    """M, b_min and B in tokens. `priors`, `hop_ms`: what `cost` begins with; see `CostPolicy`."""
+    """M, b_min and B in tokens. `priors`, `hop_ms`, `fixed_grid`: of `cost`; see `CostPolicy`."""
     match name:
         case "static":
             return StaticPolicy(wave_tokens_max)
@@ -35,4 +36,6 @@ def make_policy(
                 block_tokens=block_tokens,
             )
         case "cost":
-            return CostPolicy(stages=stages, wave_tokens_max=wave_tokens_max, priors=priors, hop_ms=hop_ms)
+            return CostPolicy(
+                stages=stages, wave_tokens_max=wave_tokens_max, priors=priors, hop_ms=hop_ms, fixed_grid=fixed_grid
+            )

@@ -1,44 +1,50 @@
 """How fast waves may grow while a pipeline is under way.
 
 P equal stages take sum(T_i) + (P - 1) max(T_i) for waves of work T_i (a permutation flow shop): a wave that is larger
-by D than those before it leaves the other stages `others` * D without work, at once, and pays that back by saving
-launches only as long as such waves are wanted. Nobody knows how long that is: a second request beside a lone one may be
-gone in a moment. So the time that growing wastes is held to a share of what launches take anyway, as with every choice
-between renting and buying: then neither can cost much more than the better of the two would have.
+by D than all that are still on their way leaves the other stages `others` * D without work, at once, and pays that back
+by saving launches only as long as such waves are wanted. Nobody knows how long that is: a second request beside a lone
+one may be gone in a moment. So the time that growing may waste is a share of what launches take anyway, as with every
+choice between renting and buying: then neither costs much more than the better of the two would have.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 _SHARE_OF_LAUNCHES: Final = 0.5
 
+_GROWTH_MIN: Final = 0.001
+"""Waves may always grow by this part of themselves: they double within 700, whatever a launch is thought to cost."""
+
 
 class WaveGrowth:
-    """Remembers the size of the last wave. Shrinking is free."""
+    """Remembers the budgets of the waves that may still be on their way. Shrinking is free."""
 
-    def __init__(self) -> None:
-        self._last_ms = 0.0
-        self._waves = 0
+    def __init__(self, stages: int) -> None:
+        self._recent_ms: deque[float] = deque(maxlen=stages)
 
-    def limited(self, work_ms: float, launch_ms: float, others: float) -> float:
-        """The work of the next wave, of which `work_ms` is wanted; `launch_ms` is what a launch costs, `others` what
-        the other stages' work is in units of the slowest one's.
+    def next_ms(self, wanted_ms: float, launch_ms: float, others: float, waves_in_flight: int) -> float:
+        """The budget of the next wave, which counts as issued. `launch_ms`: what a launch costs; `others`: the other
+        stages' work in units of the slowest one's.
 
-        The first waves, as many as it takes to fill the pipeline, may be as large as they like: requests that come
-        together are not granted in the same instant.
+        The first waves in an empty pipeline, one a stage, may be as large as they like: requests that come together
+        are not granted in the same instant.
         """
-        self._waves += 1
-        if others > 0.0 and self._waves > others + 1.0:
-            work_ms = min(work_ms, self._last_ms + _SHARE_OF_LAUNCHES * launch_ms / others)
-        self._last_ms = work_ms
-        return work_ms
+        if waves_in_flight == 0:
+            self.forget()
+        recent = self._recent_ms
+        if others > 0.0 and len(recent) == recent.maxlen:
+            largest = max(recent)
+            growth = max(_SHARE_OF_LAUNCHES * launch_ms / others, _GROWTH_MIN * largest)
+            wanted_ms = min(wanted_ms, largest + growth)
+        recent.append(wanted_ms)
+        return wanted_ms
 
     def repriced(self, factor: float) -> None:
-        """The same work is now said to take `factor` times as long."""
-        self._last_ms *= factor
+        """What was issued is now thought to take `factor` times as long."""
+        self._recent_ms = deque((factor * one for one in self._recent_ms), self._recent_ms.maxlen)
 
-    def idle(self) -> None:
-        """Nothing is under way: there is no last wave."""
-        self._last_ms = 0.0
-        self._waves = 0
+    def forget(self) -> None:
+        """Nothing is under way."""
+        self._recent_ms.clear()

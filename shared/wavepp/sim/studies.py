@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from wavepp.core.cost import StageCost, amount
+from wavepp.core.cost import StageCost
 from wavepp.core.policy_factory import POLICY_NAMES, PolicyName, make_policy
 from wavepp.sim.bubbles import time_shares
 from wavepp.sim.clients import ClosedLoop
@@ -220,7 +220,7 @@ class TwoCold:
 
 
 def two_cold(profile: Profile) -> list[TwoCold]:
-    """The prompts and depths of the mixed cells in which two clients see a higher p95 with `cost` than with `mpu`."""
+    """Prompts and depths as in the mixed cells of the grid, where two clients meet like this now and then."""
     return [
         two_cold_prompts(profile, stages, tokens, offset)
         for tokens, stages in ((65_536, 4), (65_536, 8), (131_072, 8), (131_072, 16), (262_144, 16))
@@ -230,17 +230,18 @@ def two_cold(profile: Profile) -> list[TwoCold]:
 
 def two_cold_prompts(profile: Profile, stages: int, tokens: int, offset: float) -> TwoCold:
     """One row of `two_cold`."""
-    work_ms = slowest_stage(profile.stages(stages)).work_ms(amount(0, tokens))
-    found: dict[PolicyName, tuple[float, float]] = {}
-    for policy in POLICY_NAMES:
-        sim = _sim(profile, stages, policy)
-        # The one that is sent later is behind the first even if they come at the same time.
-        sim.clock.at(0.0, lambda sim=sim: sim.submit(Ask(tokens, 0, "first")))  # type: ignore[misc]
-        sim.clock.at(offset * work_ms, lambda sim=sim: sim.submit(Ask(tokens, 0, "later")))  # type: ignore[misc]
-        sim.clock.run(lambda sim=sim: len(sim.log.finished) == 2)  # type: ignore[misc]
-        took = {one.kind: one.completion_ms for one in sim.log.finished}
-        found[policy] = (took["first"], took["later"])
-    return TwoCold(tokens, stages, offset, found)
+    met = {policy: _meet(_sim(profile, stages, policy), tokens, offset) for policy in POLICY_NAMES}
+    return TwoCold(tokens, stages, offset, met)
+
+
+def _meet(sim: ScheduleSim, tokens: int, offset: float) -> tuple[float, float]:
+    later_ms = offset * sim.work_ms(Ask(tokens, 0))
+    # The one that is sent later is behind the first even if they come at the same time.
+    sim.clock.at(0.0, lambda: sim.submit(Ask(tokens, 0, "first")))
+    sim.clock.at(later_ms, lambda: sim.submit(Ask(tokens, 0, "later")))
+    sim.clock.run(lambda: len(sim.log.finished) == 2)
+    took = {one.kind: one.completion_ms for one in sim.log.finished}
+    return took["first"], took["later"]
 
 
 def _sim(profile: Profile, stages: int, policy: PolicyName) -> ScheduleSim:

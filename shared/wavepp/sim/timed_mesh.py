@@ -90,6 +90,7 @@ class TimedSetup:
             block_tokens=planner.block_tokens,
             priors=self.costs(),
             hop_ms=self.profile.hop_ms,
+            fixed_grid=planner.fixed_grid,
         )
 
 
