@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -29,10 +29,13 @@ TOKEN_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Prompts (token bytes) that begin with the same `shared_tokens` tokens, which are computed once, untimed."""
+    """Prompts (token bytes) that begin with the same `shared_tokens` tokens, which are computed once, untimed, before
+    the first one, unless they are `computed`: the work before was a prompt that began with them.
+    """
 
     prompts: tuple[bytes, ...]
     shared_tokens: int
+    computed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,12 @@ class BareProcess:
         arguments = (kind, model, threads, wave_tokens_max, prompt_tokens_max, theirs)
         self._process = context.Process(target=_main, args=arguments, daemon=True)
         self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
 
     def wait_ready(self) -> None:
         """Return when the model is loaded."""
@@ -136,7 +145,7 @@ def _open_runner(model: Path, threads: int, wave_tokens_max: int, prompt_tokens_
         return shared_tokens // BLOCK_TOKENS * BLOCK_TOKENS
 
     def begin(work: Work) -> Run:
-        if work.shared_tokens:
+        if work.shared_tokens and not work.computed:
             compute(work.prompts[0], 0, reused(work.shared_tokens))
         return lambda prompt, shared: compute(prompt, reused(shared), len(prompt) // TOKEN_BYTES)
 
@@ -181,5 +190,5 @@ def run_together(processes: Sequence[BareProcess], work: Work) -> list[Done]:
     """The prompts dealt out to processes that work at once; the outcome of each."""
     count = len(processes)
     for i, process in enumerate(processes):
-        process.submit(Work(work.prompts[i::count], work.shared_tokens))
+        process.submit(replace(work, prompts=work.prompts[i::count]))
     return [process.done() for process in processes]

@@ -1,8 +1,9 @@
 """Prefill with a real model on two stages of one thread each, next to its bare runner and to plain transformers.
 
-All take turns within one run, several times over, so that what else the machine does falls on each of them. What the
-mesh is compared with runs after each of its windows, and the goals judge the ratios within such a group: the same step
-of a lone process can take twice as long a minute later where a machine is shared.
+In two parts, each several times over. In *windows* one contender after the other does a workload, for rates, latencies
+and utilisation. In *turns* the mesh and the pair of bare processes do theirs at once, each stopped every other moment:
+the same step of a lone process can take twice as long a minute later where a machine is shared, and only turns tell a
+difference of some percent from that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from perf.load import Prompts, run_closed_loop
 from perf.machine import LoadWatch, cpu_s
 from perf.report import Cell, Goal, finish, table
 from perf.stats import Step, percentile, utilisation
+from perf.turns import Side, by_turns
 
 from wavepp.cli.local_cluster import LocalCluster
 from wavepp.core.policy_factory import POLICY_NAMES
@@ -67,8 +69,10 @@ class Series:
     stage_cpu: list[float] = field(default_factory=list)
     cpu_per_1000_s: list[float] = field(default_factory=list)
     other_cores: list[float] = field(default_factory=list)
-    of_next: dict[str, list[float]] = field(default_factory=dict)
-    """Of the mesh: its tokens/s over those of the window of a contender that came next, by contender."""
+    of_plain: list[float] = field(default_factory=list)
+    """Of the mesh: its tokens/s over those of plain transformers in the window that came next."""
+    of_pair: list[float] = field(default_factory=list)
+    """Of the mesh: its tokens/s over those of the bare pair, by turns."""
 
     def row(self) -> list[Cell]:
         """Medians over the windows."""
@@ -117,24 +121,27 @@ class Contest:
         return list(self._series.values())
 
     def round(self, workloads: Sequence[Workload], concurrencies: Sequence[int]) -> None:
-        """Every window of the mesh once, each with the contenders behind that it is judged by."""
+        """Every window once; plain transformers after each of the mesh."""
+        for workload, concurrency in _cells(workloads, concurrencies):
+            mesh = self._run_mesh(workload, concurrency)
+            plain = self._run_bare(workload, PLAIN)
+            mesh.of_plain.append(mesh.tokens_per_s[-1] / plain.tokens_per_s[-1])
         for workload in workloads:
-            for concurrency in sorted({min(c, workload.prompts) for c in concurrencies}):
-                mesh = self._run_mesh(workload, concurrency)
-                for contender in (PAIR, PLAIN) if concurrency >= BUSY_FROM else (PLAIN,):
-                    rate = self._run_bare(workload, contender).tokens_per_s[-1]
-                    mesh.of_next.setdefault(contender, []).append(mesh.tokens_per_s[-1] / rate)
-            self._run_bare(workload, SINGLE)
+            for contender in (PAIR, SINGLE):
+                self._run_bare(workload, contender)
+
+    def turns(self, workloads: Sequence[Workload], concurrencies: Sequence[int]) -> None:
+        """The mesh and the bare pair by turns, in every cell with enough requests at once."""
+        for workload, concurrency in _cells(workloads, concurrencies):
+            if concurrency >= BUSY_FROM:
+                self._of(workload, MESH, concurrency).of_pair.append(self._by_turns(workload, concurrency))
 
     def _of(self, workload: Workload, contender: str, concurrency: int) -> Series:
         key = (workload.name, contender, concurrency)
         return self._series.setdefault(key, Series(workload.name, contender, concurrency))
 
     def _run_mesh(self, workload: Workload, concurrency: int) -> Series:
-        address, shared = self._mesh.address, self._prompts.fresh(workload.shared)
-        if workload.shared:
-            run_closed_loop(address, 1, iter([shared + self._prompts.fresh(1)]))
-        prompts = [self._prompts.cached([shared], workload.tokens) for _ in range(workload.prompts)]
+        address, (prompts, _) = self._mesh.address, self._mesh_prompts(workload)
         pids = pids_of(self._mesh)
         series = self._of(workload, MESH, concurrency)
         watch, cpu_before = LoadWatch(), {name: cpu_s(pid) for name, pid in pids.items()}
@@ -154,6 +161,29 @@ class Contest:
         series.utilisation.append(busy[slower])
         series.stage_cpu.append(used_s[f"stage-{slower}"] / seconds)
         return series
+
+    def _by_turns(self, workload: Workload, concurrency: int) -> float:
+        """Tokens/s of the mesh over those of the pair, for the same number of prompts."""
+        pair, address = self._processes[PAIR], self._mesh.address
+        prompts, shared = self._mesh_prompts(workload)
+        # What the pair is to have in its cache it computes before.
+        run_together(pair, Work((shared + self._prompts.fresh(1),) * len(pair), 0))
+        own = tuple(self._prompts.cached([shared], workload.tokens) for _ in prompts)
+        pids = [pid for name, pid in pids_of(self._mesh).items() if name != "etcd"]
+        mesh_s, pair_s = by_turns(
+            [
+                Side(lambda: run_closed_loop(address, concurrency, iter(prompts)), pids),
+                Side(lambda: run_together(pair, Work(own, workload.shared, computed=True)), [p.pid for p in pair]),
+            ]
+        )
+        return pair_s / mesh_s
+
+    def _mesh_prompts(self, workload: Workload) -> tuple[list[bytes], bytes]:
+        """Prompts for the mesh, and what they share, which it has in its cache now."""
+        shared = self._prompts.fresh(workload.shared)
+        if workload.shared:
+            run_closed_loop(self._mesh.address, 1, iter([shared + self._prompts.fresh(1)]))
+        return [self._prompts.cached([shared], workload.tokens) for _ in range(workload.prompts)], shared
 
     def _run_bare(self, workload: Workload, contender: str) -> Series:
         processes = self._processes[contender]
@@ -187,20 +217,25 @@ def goals_of(series: Sequence[Series]) -> list[Goal]:
         if cell.concurrency >= BUSY_FROM:
             busy = statistics.median(cell.utilisation)
             goals.append(Goal(f"utilisation, {where}", busy, UTILISATION_GOAL, "", at_least=True))
-            pair = statistics.median(cell.of_next[PAIR])
+            pair = statistics.median(cell.of_pair)
             goals.append(Goal(f"of two bare processes, {where}", pair, BARE_GOAL, "x", at_least=True))
-        plain = statistics.median(cell.of_next[PLAIN])
+        plain = statistics.median(cell.of_plain)
         goals.append(Goal(f"of plain transformers, {where}", plain, 1.0, "x", at_least=True))
     return goals
 
 
 def ratio_rows(series: Sequence[Series]) -> list[list[Cell]]:
-    """Tokens/s of the mesh over those of a contender's next window, every round."""
+    """Tokens/s of the mesh over those of the others, every round."""
     return [
         [cell.workload, cell.concurrency, contender, statistics.median(ratios), " ".join(f"{r:.2f}" for r in ratios)]
         for cell in series
-        for contender, ratios in cell.of_next.items()
+        for contender, ratios in ((PLAIN + ", next window", cell.of_plain), (PAIR + ", by turns", cell.of_pair))
+        if ratios
     ]
+
+
+def _cells(workloads: Sequence[Workload], concurrencies: Sequence[int]) -> list[tuple[Workload, int]]:
+    return [(w, c) for w in workloads for c in sorted({min(c, w.prompts) for c in concurrencies})]
 
 
 def main() -> None:
@@ -219,6 +254,7 @@ def main() -> None:
         warm_up.round(QUICK, [max(arguments.concurrency)])
         for number in range(rounds):
             contest.round(workloads, arguments.concurrency)
+            contest.turns(workloads, arguments.concurrency)
             print(f"round {number + 1} of {rounds} done, {watch.load().seconds:.0f} s since the start", flush=True)
     rows = [s.row() for s in contest.series]
     print(
@@ -227,7 +263,7 @@ def main() -> None:
     print("utilisation: time in steps of the busier stage / window; its CPU: of that process, in cores")
     print("CPU s/1,000 tokens: of all processes that took part, also of the prompt tokens")
     print(table(HEAD, rows), "\n")
-    print("tokens/s of WavePP over those of the contender's next window:")
+    print("tokens/s of WavePP over those of others:")
     print(table(("workload", "at once", "of", "median", "rounds"), ratio_rows(contest.series)), "\n")
     results = {"series": [{n: getattr(s, n) for n in Series.__slots__} for s in contest.series]}
     finish("prefill", vars(arguments), results, goals_of(contest.series), watch.load())
