@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # perf/ is not part of the distribution
 
 from perf.load import Prompts  # noqa: E402
+from perf.prefill import MESH, Series, goals_of, ratio_rows  # noqa: E402
 from perf.report import Goal, table  # noqa: E402
 from perf.stats import Step, percentile, spread, utilisation  # noqa: E402
 
@@ -61,6 +62,21 @@ def test_an_empty_window_is_refused() -> None:
 def test_a_table_aligns_words_left_and_numbers_right() -> None:
     lines = table(("name", "n", "x"), [["a", 1, 0.25], ["longer", 1234, None]]).splitlines()
     assert lines == ["name        n     x", "------  -----  ----", "a           1  0.25", "longer  1,234     -"]
+
+
+def test_goals_judge_medians_of_ratios_not_ratios_of_medians() -> None:
+    busy = Series("w", MESH, 4, utilisation=[0.91, 0.95, 0.5], of_plain=[2.0, 0.9, 1.1], of_pair=[0.7, 0.95, 0.92])
+    lone = Series("w", MESH, 1, of_plain=[0.9])
+    assert [(goal.measured, goal.met) for goal in goals_of([busy, lone])] == [
+        (0.91, True),
+        (0.92, True),
+        (1.1, True),
+        (0.9, False),
+    ]
+    assert [row[1:] for row in ratio_rows([busy])] == [
+        [4, "plain transformers, 2 threads, next window", 1.1, "2.00 0.90 1.10"],
+        [4, "bare runner, 2 processes x 1 thread, by turns", 0.92, "0.70 0.95 0.92"],
+    ]
 
 
 def test_a_goal_says_whether_it_is_met() -> None:
