@@ -13,7 +13,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -242,6 +242,9 @@ def main() -> None:
     """Measure, print, write."""
     arguments = _arguments()
     workloads, rounds = (QUICK, 1) if arguments.quick else (WORKLOADS, arguments.rounds)
+    if arguments.times > 1:
+        times = arguments.times
+        workloads = tuple(replace(w, name=f"{times} times {w.name}", prompts=times * w.prompts) for w in workloads)
     model = model_path(arguments.model)
     watch = LoadWatch()
     with contextlib.ExitStack() as stack:
@@ -292,6 +295,7 @@ def _arguments() -> argparse.Namespace:
     made = parser(__doc__)
     add_model(made)
     made.add_argument("--rounds", type=int, default=3)
+    made.add_argument("--times", type=int, default=1, help="so many times as many prompts: filling counts for less")
     made.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
     made.add_argument("--wave-tokens-max", type=int, default=512, help="M")
     made.add_argument("--policy", choices=POLICY_NAMES, default="cost")
