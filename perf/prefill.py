@@ -241,7 +241,8 @@ def _cells(workloads: Sequence[Workload], concurrencies: Sequence[int]) -> list[
 def main() -> None:
     """Measure, print, write."""
     arguments = _arguments()
-    workloads, rounds = (QUICK, 1) if arguments.quick else (WORKLOADS, arguments.rounds)
+    workloads: tuple[Workload, ...] = QUICK if arguments.quick else WORKLOADS
+    rounds = 1 if arguments.quick else arguments.rounds
     if arguments.times > 1:
         times = arguments.times
         workloads = tuple(replace(w, name=f"{times} times {w.name}", prompts=times * w.prompts) for w in workloads)
