@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from wavepp.core.errors import InvalidInputError
@@ -55,3 +57,15 @@ def test_where_all_are_equal_the_default_policy_is_taken() -> None:
     options = [Choice(8, 1, 64, policy) for policy in ("static", "mpu", "cost")]
     outlooks = look_into(options, cold(19), 1, PROFILE, Rules(), lambda *_: None)
     assert best(outlooks).choice.policy == "cost"
+
+
+def test_a_tail_that_is_longer_by_a_hair_does_not_decide_against_the_default_policy() -> None:
+    options = [Choice(8, 1, 64, policy) for policy in ("mpu", "cost")]
+    outlooks = look_into(options, cold(19), 1, PROFILE, Rules(), lambda *_: None)
+
+    def chosen(cost_p95_ms: float) -> str:
+        tails = {"mpu": 500.0, "cost": cost_p95_ms}
+        near = [replace(one, summary=replace(one.summary, p95_ms=tails[one.choice.policy])) for one in outlooks]
+        return best(near).choice.policy
+
+    assert [chosen(p95_ms) for p95_ms in (500.0, 505.1, 510.0, 511.0)] == ["cost", "cost", "cost", "mpu"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from wavepp.core.cost import StageCost
-from wavepp.sim.profile import Profile
+from wavepp.core.errors import InvalidInputError
+from wavepp.sim.profile import Profile, load_profile
 
 FIELDS: dict[str, Any] = {
     "name": "made-up",
@@ -75,3 +77,14 @@ def test_the_profiles_that_come_with_wavepp_can_be_read_and_say_where_they_come_
         read = Profile.model_validate(json.loads(entry.read_text()))
         assert entry.name == f"{read.name}.json"
         assert len(read.stages(8)) == 8
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("no json", "is not JSON"), ("{}", "token_us: Field required"), ("[]", "dict")],
+)
+def test_a_file_that_is_no_profile_is_refused_in_plain_words(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "p.json").write_text(content)
+    with pytest.raises(InvalidInputError, match=said) as refused:
+        load_profile(str(tmp_path / "p.json"))
+    assert "pydantic" not in str(refused.value)

@@ -35,7 +35,7 @@ def grid(
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each cell.")] = 5,
     requests: Annotated[int, typer.Option(min=2, max=10_000, help="Requests of each client.")] = 50,
     rules: Annotated[str, typer.Option(help="Dispatch rules: router (those of the services) or paper.")] = "router",
-    lockstep_ms: Annotated[float, typer.Option(min=0, help="The baseline's admission of a request.")] = 64.4,
+    lockstep_ms: Annotated[float, typer.Option(min=0, max=1e6, help="The baseline's admission of a request.")] = 64.4,
     quick: Annotated[bool, typer.Option("--quick", help="Four workloads, few clients, two seeds: a minute.")] = False,
     out: Annotated[Path | None, typer.Option(help="Directory for grid.json and pictures.")] = None,
     jobs: JobsOption = 0,

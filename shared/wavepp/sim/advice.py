@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,6 +17,9 @@ from wavepp.sim.workload import Workload
 
 _AS_GOOD: Final = 0.99
 """Choices within so much of the best throughput are equal; then the shorter tail decides."""
+
+_AS_QUICK: Final = 1.02
+"""And tails up to so many times the shortest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,12 @@ def choices(devices: int, stages: Sequence[int], wave_tokens: Sequence[int]) -> 
     """All that use every device. Raises InvalidInputError when there is none."""
     depths = [depth for depth in stages if devices % depth == 0]
     if not depths:
-        raise InvalidInputError(f"{devices} devices cannot be split into pipelines of {list(stages)} stages")
+        wanted = " or ".join(map(str, stages))
+        fitting = ", ".join(str(depth) for depth in range(1, devices + 1) if devices % depth == 0)
+        raise InvalidInputError(
+            f"{devices} devices cannot be split into pipelines of {wanted} stages; give stages that divide them "
+            f"({fitting}) or other --devices"
+        )
     return [
         Choice(depth, devices // depth, tokens, policy)
         for depth in depths
@@ -74,16 +81,17 @@ def look_into(
 
 
 def best(outlooks: Sequence[Outlook]) -> Outlook:
-    """The highest throughput; among those about as high the shortest p95, then the fewest stages, then `cost`."""
+    """The highest throughput; among those about as high the shortest p95; among those about as short the
+    fewest stages, then `cost`, then the largest waves."""
     highest = max(one.input_tokens_s for one in outlooks)
     near = [one for one in outlooks if one.input_tokens_s >= _AS_GOOD * highest]
+    shortest_ms = min(one.summary.p95_ms for one in near)
+    quick = [one for one in near if one.summary.p95_ms <= _AS_QUICK * shortest_ms]
 
-    def rank(one: Outlook) -> tuple[int, int, int, bool]:
-        # Within 2 % completions are equal, too.
-        p95 = round(50.0 * math.log(one.summary.p95_ms))
-        return p95, one.choice.stages, -one.choice.wave_tokens_max, one.choice.policy != "cost"
+    def rank(one: Outlook) -> tuple[int, bool, int]:
+        return one.choice.stages, one.choice.policy != "cost", -one.choice.wave_tokens_max
 
-    return min(near, key=rank)
+    return min(quick, key=rank)
 
 
 def _outlook(choice: Choice, workload: Workload, clients: int, profile: Profile, rules: Rules) -> Outlook:

@@ -78,5 +78,10 @@ def load_profile(name_or_path: str) -> Profile:
                 f"give one of these or the path of a profile in JSON"
             )
         return Profile.model_validate(json.loads(text))
-    except (ValidationError, ValueError, OSError, RecursionError) as error:
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'all of it'}: {one['msg']}" for one in error.errors())
+        raise InvalidInputError(f"profile {name_or_path!r}: {wrong}") from error
+    except json.JSONDecodeError as error:
+        raise InvalidInputError(f"profile {name_or_path!r} is not JSON: {error}") from error
+    except (ValueError, OSError, RecursionError) as error:
         raise InvalidInputError(f"profile {name_or_path!r}: {error}") from error
