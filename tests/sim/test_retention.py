@@ -7,7 +7,7 @@ import pytest
 from timed_support import BLOCK, setup
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.limits import KEY_BYTES
-from wavepp.sim.retention import Retention, retain
+from wavepp.sim.retention import Retention, retain, retain_all
 
 LOAD = Retention(documents=8, prefix_tokens=16 * BLOCK, question_tokens=2 * BLOCK, skew=1.0)
 
@@ -41,3 +41,17 @@ def test_with_room_for_a_part_the_oracle_limits_what_is_kept() -> None:
 def test_a_load_of_nothing_is_refused() -> None:
     with pytest.raises(InvalidInputError):
         Retention(documents=0).asks(1, BLOCK, seed=1)
+
+
+def test_runs_in_processes_are_the_runs_alone_by_rate_setup_and_seed() -> None:
+    setups = [setup(stages=2, pool_tokens=LOAD.tokens), setup(stages=4, pool_tokens=LOAD.tokens // 2)]
+    seen: list[tuple[int, int]] = []
+    runs = retain_all(LOAD, setups, [0.05, 0.5], 30, 3, 2, lambda done, of: seen.append((done, of)))
+    assert seen == [(done, 12) for done in range(1, 13)]
+    assert [(one.rate_s, one.setup) for one in runs] == [(rate, one) for rate in (0.05, 0.5) for one in setups]
+    for one in runs:
+        alone = [retain(LOAD, one.setup, one.rate_s, 30, seed) for seed in range(3)]
+        assert list(one.results) == alone
+        rates = [each.rate for each in alone]
+        assert one.mean(lambda each: each.rate) == pytest.approx(sum(rates) / 3)
+        assert one.spread(lambda each: each.rate) == max(rates) - min(rates)

@@ -49,7 +49,6 @@ def grid(
         GridPlan,
         as_json,
         cells,
-        processes_for_grid,
         run_grid,
     )
     from wavepp.sim.plots import plot_grid, require_plots
@@ -77,7 +76,7 @@ def grid(
         if out is not None:
             require_plots(out)
         with progress_bar("simulating") as progress:
-            results = run_grid(plan, jobs or processes_for_grid(), progress)
+            results = run_grid(plan, jobs, progress)
         console = stdout()
         console.print(
             f"simulated, profile {plan.profile.name}, rules of the {rules}; {seeds} seeds, {requests} requests a "

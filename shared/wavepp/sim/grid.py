@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 
 from wavepp.core.errors import InvalidInputError
 from wavepp.sim.bound import Bound
 from wavepp.sim.experiment import Cell, Rules, SimPolicy, bound_of, run_closed_loop
+from wavepp.sim.parallel import run_all
 from wavepp.sim.profile import Profile
 from wavepp.sim.results import Summary
 from wavepp.sim.workload import Workload, cold, mixed, reuse, short_suffix
@@ -82,17 +81,14 @@ def cells(workloads: Iterable[Workload], stages: Sequence[int], concurrencies: S
 
 
 def run_grid(plan: GridPlan, jobs: int, progress: Callable[[int, int], None]) -> list[CellResult]:
-    """In `jobs` processes. `progress`: (runs done, runs in all). The results are in the order of the cells."""
+    """In `jobs` processes, 0 = one a core; results in the order of the cells. `progress`: (runs done, runs in all)."""
     runs = [(cell, policy, seed) for cell in plan.cells for policy in plan.policies for seed in range(plan.seeds)]
     # The long ones first, so that no process ends up alone with one.
     runs.sort(key=lambda run: -run[0].concurrency * run[0].workload.mean(lambda prompt, cached: prompt - cached))
     summaries: dict[tuple[Cell, SimPolicy], list[Summary]] = {}
-    with ProcessPoolExecutor(max_workers=jobs) as pool:
-        pending = {pool.submit(_run, plan, *run): run for run in runs}
-        for done, future in enumerate(as_completed(pending), 1):
-            cell, policy, _ = pending[future]
-            summaries.setdefault((cell, policy), []).append(future.result())
-            progress(done, len(runs))
+    done = run_all(_run, [(plan, *run) for run in runs], jobs, progress)
+    for (cell, policy, _), summary in zip(runs, done, strict=True):
+        summaries.setdefault((cell, policy), []).append(summary)
     return [
         CellResult(
             cell,
@@ -101,11 +97,6 @@ def run_grid(plan: GridPlan, jobs: int, progress: Callable[[int, int], None]) ->
         )
         for cell in plan.cells
     ]
-
-
-def processes_for_grid() -> int:
-    """One a core that this process may use."""
-    return max(1, len(os.sched_getaffinity(0)))
 
 
 def as_json(plan: GridPlan, results: Sequence[CellResult]) -> dict[str, object]:

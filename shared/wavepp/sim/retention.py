@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from wavepp.core.errors import InvalidInputError
 from wavepp.sim import clients
 from wavepp.sim.keyed import KeyedAsk, chain_keys
+from wavepp.sim.parallel import run_all
 from wavepp.sim.results import Finished
 from wavepp.sim.timed_mesh import TimedMesh, TimedSetup
 from wavepp.sim.trace_replay import ReplayResult, oracle_reuse, result_of
@@ -74,6 +76,29 @@ class RetentionResult:
         """The same of the oracle."""
         return self.oracle_good / max(1, self.again)
 
+    @property
+    def of_oracle(self) -> float:
+        """Good hits over the oracle's; 1 where there was nothing to hit."""
+        return self.good / self.oracle_good if self.oracle_good else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRuns:
+    """The same with several seeds, which draw arrivals and documents. Not empty."""
+
+    setup: TimedSetup
+    rate_s: float
+    results: tuple[RetentionResult, ...]
+
+    def mean(self, value: Callable[[RetentionResult], float]) -> float:
+        """Over the seeds."""
+        return statistics.fmean(map(value, self.results))
+
+    def spread(self, value: Callable[[RetentionResult], float]) -> float:
+        """Highest - lowest."""
+        values = list(map(value, self.results))
+        return max(values) - min(values)
+
 
 def retain(load: Retention, setup: TimedSetup, rate_s: float, count: int, seed: int) -> RetentionResult:
     """Poisson arrivals, `rate_s` a second, `count` requests in all."""
@@ -97,6 +122,25 @@ def retain(load: Retention, setup: TimedSetup, rate_s: float, count: int, seed: 
         good=sum(reused[number] >= enough for number in again),
         oracle_good=sum(oracle[number] >= enough for number in again),
     )
+
+
+def retain_all(
+    load: Retention,
+    setups: Sequence[TimedSetup],
+    rates_s: Sequence[float],
+    count: int,
+    seeds: int,
+    jobs: int,
+    progress: Callable[[int, int], None],
+) -> list[RetentionRuns]:
+    """Every setup at every rate with seeds 0, 1, ..., in `jobs` processes (0 = one a core), by rate, then setup."""
+    points = [(setup, rate_s) for rate_s in rates_s for setup in setups]
+    calls = [(load, setup, rate_s, count, seed) for setup, rate_s in points for seed in range(seeds)]
+    results = run_all(retain, calls, jobs, progress)
+    return [
+        RetentionRuns(setup, rate_s, tuple(results[index * seeds : (index + 1) * seeds]))
+        for index, (setup, rate_s) in enumerate(points)
+    ]
 
 
 def _asked_before(asks: Sequence[KeyedAsk]) -> list[int]:
