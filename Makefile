@@ -24,6 +24,7 @@ lint: $(STAMP) proto-check
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "WavePP needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3.11 ...")'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo 'installing into $(VENV): torch is large, so this takes minutes'
 	$(PY) -m pip install --quiet --upgrade -c constraints.txt pip
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[stage,local,dev]'
 	touch $@

@@ -51,7 +51,7 @@ def test_retention_says_good_hits_against_those_of_exact_lru_for_every_rate_and_
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("trace", "absent.jsonl"), "cannot be read"),
+        (("trace", "absent.jsonl"), "trace absent.jsonl: cannot be read: No such file or directory\n"),
         (("trace", "absent.jsonl", "--policies", "mpu,best"), "give some of static,mpu,cost"),
         (("retention", "--policies", "mpu,mpu"), "give some of static,mpu,cost"),
         (("retention", "--rates", "fast"), "numbers above 0"),

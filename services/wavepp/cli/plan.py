@@ -49,13 +49,18 @@ def plan(
         largest = found.wave_tokens_max
         block = found.block_tokens
         default = [max(block, largest // part // block * block) for part in (4, 2, 1)]
-        sizes = numbers("--wave-tokens", wave_tokens, 1 << 20) if wave_tokens else default
+        sizes = numbers("--wave-tokens", wave_tokens, 1 << 20, "8192,16384") if wave_tokens else default
         if any(size % block for size in sizes):
-            raise InvalidInputError(f"--wave-tokens: M must be a multiple of the block, {block} tokens")
+            raise InvalidInputError(
+                f"--wave-tokens is {wave_tokens!r}; every M must be a multiple of the block, {block} tokens"
+            )
         with progress_bar("simulating") as progress:
             outlooks = look_into(choices(count, depths, sizes), asked, clients, found, Rules(), progress)
         console = stdout()
         console.print(f"simulated: {asked.name}, {clients} clients, {count} devices, profile {found.name}")
+        left_out = [str(depth) for depth in depths if count % depth]
+        if left_out:
+            console.print(f"left out: {', '.join(left_out)} stages, which do not divide {count} devices")
         console.print(f"{found.derived}", soft_wrap=True)
         console.print(outlooks_table(outlooks))
         for line in outlook_lines(best(outlooks)):

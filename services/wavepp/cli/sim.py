@@ -6,13 +6,16 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from wavepp.cli.sim_study import study
 from wavepp.cli.terminal import errors_as_lines, stderr, stdout
 from wavepp.core.errors import InvalidInputError, WaveppError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 DEFAULT_PROFILE = "kimi-k3-gb300-pp8"
 
@@ -74,7 +77,7 @@ def grid(
             requests_per_client=requests,
         )
         if out is not None:
-            require_plots(out)
+            require_plots(out / "grid.json")
         with progress_bar("simulating") as progress:
             results = run_grid(plan, jobs, progress)
         console = stdout()
@@ -116,7 +119,7 @@ def waves(
         slowest = costs.index(slowest_stage(costs))
         panels, rows = [], []
         policies: tuple[SimPolicy, ...] = ("static", "mpu", "cost")
-        require_plots(out.parent)
+        require_plots(out)
         for policy in policies:
             cell = Cell(found, stages, concurrency)
             summary, log = run_closed_loop(
@@ -146,20 +149,32 @@ def profiles() -> None:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr; call it with (done, of)."""
+    """On stderr, a bar or, where that is no terminal, a line for every tenth; call it with (done, of)."""
     from rich.progress import Progress
 
-    with Progress(console=stderr(), transient=True) as bar:
+    console = stderr()
+    if not console.is_terminal:
+        yield _tenths(console, what)
+        return
+    with Progress(console=console, transient=True) as bar:
         task = bar.add_task(what)
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
-def numbers(option: str, text: str, largest: int) -> list[int]:
-    """From text like 4,8,16, ascending. Raises InvalidInputError."""
+def _tenths(console: Console, what: str) -> Callable[[int, int], None]:
+    def progress(done: int, of: int) -> None:
+        if 10 * done // of > 10 * (done - 1) // of:
+            console.print(f"{what}: {done} of {of}")
+
+    return progress
+
+
+def numbers(option: str, text: str, largest: int, example: str = "4,8,16") -> list[int]:
+    """From text like `example`, ascending. Raises InvalidInputError."""
     try:
         values = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise InvalidInputError(f"{option} is {text!r}; it must be numbers like 4,8,16") from None
+        raise InvalidInputError(f"{option} is {text!r}; it must be numbers like {example}") from None
     if not values or values[0] < 1 or values[-1] > largest:
         raise InvalidInputError(f"{option} is {text!r}; every number must be 1 to {largest}")
     return values

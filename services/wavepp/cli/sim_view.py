@@ -25,7 +25,8 @@ from wavepp.sim.verdict import (
 def grid_table(results: Sequence[CellResult]) -> Table:
     """A row per cell: utilisations, the bound, and what `cost` is against the better of static and mpu."""
     table = Table(
-        title="utilisation of the slowest stage; +- is the spread over seeds; x: cost / better of static, mpu"
+        title="utilisation of the slowest stage, +- the spread over seeds; tokens/s, p50 and p95 are of cost, x is over "
+        "the better of static and mpu"
     )
     policies = list(results[0].by_policy)
     for heading in (
@@ -71,13 +72,13 @@ def verdict_lines(results: Sequence[CellResult]) -> list[str]:
     found = [compare(result) for result in results]
     lines = []
     for name, goal in (
-        ("throughput", f">= {THROUGHPUT_MIN} of the better of static and mpu"),
-        ("p50", f"<= {COMPLETION_MAX} of that policy's"),
-        ("p95", f"<= {COMPLETION_MAX} of that policy's"),
-        ("bound", f">= {OF_BOUND_EQUAL} of the bound, {OF_BOUND_MIXED} on mixed"),
+        ("throughput", f"throughput >= {THROUGHPUT_MIN} of the better of static and mpu"),
+        ("p50", f"p50 <= {COMPLETION_MAX} of that policy's"),
+        ("p95", f"p95 <= {COMPLETION_MAX} of that policy's"),
+        ("bound", f"utilisation >= {OF_BOUND_EQUAL} of the bound, {OF_BOUND_MIXED} on mixed"),
     ):
         missed = [one for one in found if name in one.misses]
-        lines.append(f"cost, {name} {goal}: {len(found) - len(missed)} of {len(found)} cells")
+        lines.append(f"cost, {goal}: {len(found) - len(missed)} of {len(found)} cells")
         lines += [
             f"    missed: {one.result.cell.workload.name}, P = {one.result.cell.stages}, c = "
             f"{one.result.cell.concurrency}: throughput {one.throughput:.3f}, p50 {one.p50:.3f}, p95 {one.p95:.3f}, "
@@ -135,8 +136,9 @@ def outlooks_table(outlooks: Sequence[Outlook]) -> Table:
 def outlook_lines(outlook: Outlook) -> list[str]:
     """What to take, and what keeps it from more."""
     choice, shares = outlook.choice, outlook.shares
+    pipelines = "1 pipeline" if choice.pipelines == 1 else f"{choice.pipelines} pipelines"
     take = (
-        f"take {choice.pipelines} pipeline(s) of {choice.stages} stages with --policy {choice.policy} "
+        f"take {pipelines} of {choice.stages} stages with --policy {choice.policy} "
         f"--wave-tokens-max {choice.wave_tokens_max}: {outlook.input_tokens_s:,.0f} input tokens/s, p50 "
         f"{outlook.summary.p50_ms / 1e3:.2f} s, p95 {outlook.summary.p95_ms / 1e3:.2f} s"
     )

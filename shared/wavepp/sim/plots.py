@@ -21,13 +21,15 @@ class NoPlotsError(WaveppError):
     """matplotlib is not there."""
 
 
-def require_plots(folder: Path) -> None:
-    """Raises WaveppError now rather than after a long run: pictures cannot be made, or not be written there."""
+def require_plots(out: Path) -> None:
+    """Raises WaveppError now rather than after a long run: pictures cannot be made, or the file not be written."""
     _figure(1.0, 1.0)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("ab"):
+            pass
     except OSError as error:
-        raise WaveppError(f"cannot write to {folder}: {error.strerror}") from error
+        raise WaveppError(f"cannot write {out}: {error.strerror}") from error
 
 
 def plot_grid(results: Sequence[CellResult], stages: int, out: Path) -> None:

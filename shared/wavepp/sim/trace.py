@@ -83,7 +83,8 @@ def _lines(path: Path) -> Iterator[bytes]:
                     raise TraceError(path, number, f"longer than {_LINE_BYTES_MAX} bytes")
                 yield line
     except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(path, number and number + 1, f"cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise TraceError(path, number and number + 1, f"cannot be read: {reason}") from error
 
 
 def _request(line: bytes) -> TraceRequest:
