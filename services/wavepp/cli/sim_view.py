@@ -25,7 +25,7 @@ from wavepp.sim.verdict import (
 def grid_table(results: Sequence[CellResult]) -> Table:
     """A row per cell: utilisations, the bound, and what `cost` is against the better of static and mpu."""
     table = Table(
-        title="utilisation of the slowest stage, +- the spread over seeds; tokens/s, p50 and p95 are of cost, x is over "
+        title="utilisation of the slowest stage, +- the spread over seeds; tokens/s, p50 and p95 are of cost, x over "
         "the better of static and mpu"
     )
     policies = list(results[0].by_policy)
