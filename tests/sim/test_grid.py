@@ -1,6 +1,6 @@
 """A few cells of the grid, with fixed seeds: what the policy `cost` is held to.
 
-The whole grid takes half an hour (`wavepp sim grid`); docs/scheduling.md has its figures. The cells here are ones in
+The whole grid takes two hours (`wavepp sim grid`); docs/scheduling.md has its figures. The cells here are ones in
 which the goals are reached with a margin, of every kind of workload.
 """
 
