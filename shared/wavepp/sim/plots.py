@@ -88,9 +88,12 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _save(figure: Figure, out: Path) -> None:
+    from matplotlib import rc_context
+
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        # Without the date the same results give the same file.
-        figure.savefig(out, metadata={"Date": None})
+        # Without the date, and with names that are no random ones, the same results give the same file.
+        with rc_context({"svg.hashsalt": "wavepp"}):
+            figure.savefig(out, metadata={"Date": None})
     except OSError as error:
         raise WaveppError(f"cannot write {out}: {error.strerror}") from error
