@@ -36,6 +36,13 @@ def test_a_trace_is_replayed_with_every_policy(trace: str) -> None:
         assert "1.000" in line, "everything that could be reused was"
 
 
+def test_requests_of_a_coarse_trace_can_be_spread_with_several_seeds(trace: str) -> None:
+    code, said = ask("trace", trace, "--policies", "mpu,cost", "--spread-s", "0.5", "--seeds", "2")
+    assert code == 0, said
+    assert "12 requests at 1x, each up to 0.5 s after its stamp, 2 seeds" in said
+    assert all("+-" in line for line in said.splitlines() if " mpu " in line or " cost " in line)
+
+
 def test_retention_says_good_hits_against_those_of_exact_lru_for_every_rate_and_policy() -> None:
     sizes = ("--documents", "4", "--prefix", "4096", "--question", "600", "--requests", "20", "--share", "2")
     code, said = ask(
@@ -53,6 +60,7 @@ def test_retention_says_good_hits_against_those_of_exact_lru_for_every_rate_and_
     [
         (("trace", "absent.jsonl"), "trace absent.jsonl: cannot be read: No such file or directory\n"),
         (("trace", "absent.jsonl", "--policies", "mpu,best"), "give some of static,mpu,cost"),
+        (("trace", "absent.jsonl", "--seeds", "2"), "--seeds goes with --spread-s"),
         (("retention", "--policies", "mpu,mpu"), "give some of static,mpu,cost"),
         (("retention", "--rates", "fast"), "numbers above 0"),
         (("retention", "--rates", "0"), "numbers above 0"),

@@ -46,12 +46,12 @@ def test_a_load_of_nothing_is_refused() -> None:
 def test_runs_in_processes_are_the_runs_alone_by_rate_setup_and_seed() -> None:
     setups = [setup(stages=2, pool_tokens=LOAD.tokens), setup(stages=4, pool_tokens=LOAD.tokens // 2)]
     seen: list[tuple[int, int]] = []
-    runs = retain_all(LOAD, setups, [0.05, 0.5], 30, 3, 2, lambda done, of: seen.append((done, of)))
+    points = retain_all(LOAD, setups, [0.05, 0.5], 30, 3, 2, lambda done, of: seen.append((done, of)))
     assert seen == [(done, 12) for done in range(1, 13)]
-    assert [(one.rate_s, one.setup) for one in runs] == [(rate, one) for rate in (0.05, 0.5) for one in setups]
-    for one in runs:
+    assert [(one.rate_s, one.setup) for one in points] == [(rate, one) for rate in (0.05, 0.5) for one in setups]
+    for one in points:
         alone = [retain(LOAD, one.setup, one.rate_s, 30, seed) for seed in range(3)]
-        assert list(one.results) == alone
+        assert list(one.runs.results) == alone
         rates = [each.rate for each in alone]
-        assert one.mean(lambda each: each.rate) == pytest.approx(sum(rates) / 3)
-        assert one.spread(lambda each: each.rate) == max(rates) - min(rates)
+        assert one.runs.mean(lambda each: each.rate) == pytest.approx(sum(rates) / 3)
+        assert one.runs.spread(lambda each: each.rate) == max(rates) - min(rates)

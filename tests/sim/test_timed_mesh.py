@@ -20,7 +20,7 @@ from wavepp.sim.executor import FingerprintModel
 from wavepp.sim.mesh import MeshConfig, SimMesh
 from wavepp.sim.schedule import Delays, ScheduleSim
 from wavepp.sim.timed_mesh import TimedMesh, TimedSetup
-from wavepp.sim.trace_replay import replay
+from wavepp.sim.trace_replay import replay, spread_out
 from wavepp.sim.workload import Ask
 
 STAGES = 4
@@ -168,3 +168,14 @@ def test_states_and_snapshots_are_right_in_virtual_time_too(seed: int) -> None:
     wanted = run_random_work(mesh, 60, faults=4)
     check_answers(mesh, wanted)
     mesh.check_nothing_left()
+
+
+def test_requests_are_spread_over_the_tick_they_were_stamped_in_by_the_seed() -> None:
+    stamped = [(3_000.0 * (number // 4), ask(number, 0, 2 * BLOCK)) for number in range(40)]
+    spread = spread_out(stamped, 3_000.0, seed=1)
+    assert spread == spread_out(stamped, 3_000.0, seed=1) != spread_out(stamped, 3_000.0, seed=2)
+    assert [at for at, _ in spread] == sorted({at for at, _ in spread}), "in order, none at the same time"
+    late = {one.number: at - 3_000.0 * (one.number // 4) for at, one in spread}
+    assert len(late) == 40
+    assert min(late.values()) >= 0.0
+    assert 2_000.0 < max(late.values()) < 3_000.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -17,8 +17,11 @@ from wavepp.core.policy_factory import POLICY_NAMES, PolicyName
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wavepp.sim.retention import RetentionRuns
+    from wavepp.sim.retention import RetentionPoint, RetentionResult
+    from wavepp.sim.seeds import Seeds
     from wavepp.sim.trace_replay import ReplayResult
+
+_Result = TypeVar("_Result")
 
 PoliciesOption = Annotated[str, typer.Option(help="Wave policies, like mpu,cost.")]
 StagesOption = Annotated[int, typer.Option(min=0, max=64, help="Pipeline depth; 0 = the profile's.")]
@@ -34,28 +37,43 @@ def trace(
     stages: StagesOption = 0,
     pool_tokens: Annotated[int, typer.Option(min=0, help="What each stage's cache holds; 0 = the profile's.")] = 0,
     running_max: RunningOption = 256,
+    spread_s: Annotated[
+        float, typer.Option(min=0.0, max=3600.0, help="Let requests come up to so much later than stamped, at random.")
+    ] = 0.0,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each policy, which differ by --spread-s.")] = 1,
     jobs: JobsOption = 0,
 ) -> None:
     """Replay a trace of requests: real admission, caches, eviction and waiting, on stages that only take time."""
-    from wavepp.sim.parallel import run_all
     from wavepp.sim.profile import load_profile
     from wavepp.sim.timed_mesh import TimedSetup
     from wavepp.sim.trace import TRACE_BLOCK_TOKENS, read_trace, timed_asks
-    from wavepp.sim.trace_replay import replay
+    from wavepp.sim.trace_replay import replay_all
 
     with errors_as_lines("sim trace"):
         names, found = _policies(policies), load_profile(profile)
+        if seeds > 1 and not spread_s:
+            raise InvalidInputError(
+                "--seeds goes with --spread-s: without it nothing is drawn and all runs are the same"
+            )
         arrivals = list(timed_asks(islice(read_trace(file), requests or None)))
         setups = [TimedSetup(found, name, TRACE_BLOCK_TOKENS, stages, pool_tokens, running_max) for name in names]
         with progress_bar("simulating") as progress:
-            results = run_all(replay, [(arrivals, setup, speed) for setup in setups], jobs, progress)
+            results = replay_all(arrivals, setups, speed, 1e3 * spread_s, seeds, jobs, progress)
         console = stdout()
         tokens = pool_tokens or found.pool_tokens
+        spread = f", each up to {spread_s:g} s after its stamp, {seeds} seeds" if spread_s else ""
         console.print(
-            f"simulated, profile {found.name}, {len(arrivals)} requests at {speed:g}x, pools of {tokens:,} tokens",
+            f"simulated, profile {found.name}, {len(arrivals)} requests at {speed:g}x{spread}, "
+            f"pools of {tokens:,} tokens",
             soft_wrap=True,
         )
-        console.print(_table(list(zip(names, results, strict=True))))
+        table = _table(("policy",))
+        for name, runs in zip(names, results, strict=True):
+            table.add_row(name, *_replay_cells(runs))
+        console.print(table)
+        console.print(
+            "realised: reuse against one exact LRU cache of the same size, in order of arrival", soft_wrap=True
+        )
 
 
 def retention(
@@ -85,84 +103,73 @@ def retention(
         tokens = int(share * load.tokens)
         setups = [TimedSetup(found, name, TRACE_BLOCK_TOKENS, stages, tokens, running_max) for name in names]
         with progress_bar("simulating") as progress:
-            runs = retain_all(load, setups, listed, requests, seeds, jobs, progress)
+            points = retain_all(load, setups, listed, requests, seeds, jobs, progress)
         console = stdout()
         console.print(
             f"simulated, profile {found.name}; {load.documents} documents of {load.prefix_tokens:,} tokens, "
             f"weights 1 / i^{load.skew:g}, pools of {tokens:,} tokens; {requests} requests, {seeds} seeds",
             soft_wrap=True,
         )
-        console.print(_retention_table(runs))
-        again = [one.again for one in runs[0].results]
+        table = _table(("requests/s", "policy", "good hits", "LRU", "of LRU's"))
+        for point in points:
+            if point.setup is setups[0]:
+                table.add_section()
+            table.add_row(
+                f"{point.rate_s:g}", point.setup.policy, *_hit_cells(point.runs), *_replay_cells(_replays(point))
+            )
+        console.print(table)
+        again = [one.again for one in points[0].runs.results]
         console.print(
             f"good hit: 90 % of the prefix reused, of {min(again)} to {max(again)} requests for a document that was "
-            f"asked for before; LRU: one exact LRU cache of the same size, in order of arrival",
+            f"asked for before; LRU, realised: against one exact LRU cache of the same size, in order of arrival",
             soft_wrap=True,
         )
 
 
-def _retention_table(runs: Sequence[RetentionRuns]) -> Table:
+def _table(first: Sequence[str]) -> Table:
+    """To be filled with what is said `first`, and `_replay_cells`."""
     from rich.table import Table
 
-    table = Table(title="means over the seeds, +- is highest - lowest; times in s; wait: from arrival to grant")
-    for heading in ("requests/s", "policy", "good hits", "LRU", "of LRU's", "utilisation", "p50", "p95", "p99"):
+    table = Table(title="times in s; wait: from arrival to grant; +-: highest - lowest of the seeds")
+    last = ("tokens/s", "reuse", "realised", "wait p50", "wait p99", "queue max", "failed")
+    for heading in (*first, "utilisation", "p50", "p95", "p99", *last):
         table.add_column(heading, justify="right")
-    for heading in ("tokens/s", "reuse", "wait p50", "wait p99", "queue max", "failed"):
-        table.add_column(heading, justify="right")
-    before = runs[0].rate_s
-    for one in runs:
-        if one.rate_s != before:
-            table.add_section()
-        before = one.rate_s
-        table.add_row(f"{one.rate_s:g}", one.setup.policy, *_retention_cells(one))
     return table
 
 
-def _retention_cells(runs: RetentionRuns) -> list[str]:
-    def seconds(value: Callable[[ReplayResult], float]) -> str:
-        return f"{runs.mean(lambda one: value(one.replay)) / 1e3:.2f}"
-
+def _replay_cells(runs: Seeds[ReplayResult]) -> list[str]:
+    summaries, waits = runs.each(lambda one: one.summary), runs.each(lambda one: one.waiting)
     return [
-        f"{runs.mean(lambda one: one.rate):.3f}",
-        f"{runs.mean(lambda one: one.oracle_rate):.3f}",
-        f"{runs.mean(lambda one: one.of_oracle):.3f} +-{runs.spread(lambda one: one.of_oracle):.3f}",
-        f"{runs.mean(lambda one: one.replay.summary.utilisation):.3f}",
-        f"{seconds(lambda one: one.summary.p50_ms)} +-{runs.spread(lambda one: one.replay.summary.p50_ms) / 1e3:.2f}",
-        f"{seconds(lambda one: one.summary.p95_ms)} +-{runs.spread(lambda one: one.replay.summary.p95_ms) / 1e3:.2f}",
-        seconds(lambda one: one.summary.p99_ms),
-        f"{runs.mean(lambda one: one.replay.summary.input_tokens_s):,.0f}",
-        f"{runs.mean(lambda one: one.replay.reuse):.3f}",
-        seconds(lambda one: one.waiting.p50_ms),
-        seconds(lambda one: one.waiting.p99_ms),
-        str(max(one.replay.waiting.queued_max for one in runs.results)),
-        str(sum(one.replay.failed for one in runs.results)),
+        _spread(summaries, lambda one: one.utilisation, 3),
+        _spread(summaries, lambda one: one.p50_ms / 1e3, 2),
+        _spread(summaries, lambda one: one.p95_ms / 1e3, 2),
+        _spread(summaries, lambda one: one.p99_ms / 1e3, 2),
+        f"{summaries.mean(lambda one: one.input_tokens_s):,.0f}",
+        f"{runs.mean(lambda one: one.reuse):.3f}",
+        f"{runs.mean(lambda one: one.realised):.3f}",
+        f"{waits.mean(lambda one: one.p50_ms) / 1e3:.2f}",
+        f"{waits.mean(lambda one: one.p99_ms) / 1e3:.2f}",
+        str(max(one.queued_max for one in waits.results)),
+        str(sum(one.failed for one in runs.results)),
     ]
 
 
-def _table(rows: Sequence[tuple[str, ReplayResult]]) -> Table:
-    from rich.table import Table
+def _hit_cells(runs: Seeds[RetentionResult]) -> list[str]:
+    return [
+        f"{runs.mean(lambda one: one.rate):.3f}",
+        f"{runs.mean(lambda one: one.oracle_rate):.3f}",
+        _spread(runs, lambda one: one.of_oracle, 3),
+    ]
 
-    table = Table(title="times in s; wait: from arrival to grant; realised: reuse against one LRU cache of that size")
-    for heading in ("", "utilisation", "p50", "p95", "p99", "tokens/s", "reuse", "realised", "wait p50", "wait p99"):
-        table.add_column(heading, justify="right")
-    table.add_column("queue max", justify="right")
-    table.add_column("failed", justify="right")
-    for name, result in rows:
-        summary, waiting = result.summary, result.waiting
-        times = (summary.p50_ms, summary.p95_ms, summary.p99_ms)
-        table.add_row(
-            name,
-            f"{summary.utilisation:.3f}",
-            *(f"{ms / 1e3:.2f}" for ms in times),
-            f"{summary.input_tokens_s:,.0f}",
-            f"{result.reuse:.3f}",
-            f"{result.realised:.3f}",
-            f"{waiting.p50_ms / 1e3:.2f}",
-            f"{waiting.p99_ms / 1e3:.2f}",
-            str(waiting.queued_max),
-            str(result.failed),
-        )
-    return table
+
+def _replays(point: RetentionPoint) -> Seeds[ReplayResult]:
+    return point.runs.each(lambda one: one.replay)
+
+
+def _spread(runs: Seeds[_Result], value: Callable[[_Result], float], digits: int) -> str:
+    """The mean, and how far apart the seeds are where there are several."""
+    mean = f"{runs.mean(value):.{digits}f}"
+    return f"{mean} +-{runs.spread(value):.{digits}f}" if len(runs.results) > 1 else mean
 
 
 def _policies(text: str) -> list[PolicyName]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,6 +12,7 @@ from wavepp.sim import clients
 from wavepp.sim.keyed import KeyedAsk, chain_keys
 from wavepp.sim.parallel import run_all
 from wavepp.sim.results import Finished
+from wavepp.sim.seeds import Seeds, by_seeds
 from wavepp.sim.timed_mesh import TimedMesh, TimedSetup
 from wavepp.sim.trace_replay import ReplayResult, oracle_reuse, result_of
 
@@ -83,21 +83,12 @@ class RetentionResult:
 
 
 @dataclass(frozen=True, slots=True)
-class RetentionRuns:
-    """The same with several seeds, which draw arrivals and documents. Not empty."""
+class RetentionPoint:
+    """One setup at one rate; the seeds draw arrivals and documents."""
 
     setup: TimedSetup
     rate_s: float
-    results: tuple[RetentionResult, ...]
-
-    def mean(self, value: Callable[[RetentionResult], float]) -> float:
-        """Over the seeds."""
-        return statistics.fmean(map(value, self.results))
-
-    def spread(self, value: Callable[[RetentionResult], float]) -> float:
-        """Highest - lowest."""
-        values = list(map(value, self.results))
-        return max(values) - min(values)
+    runs: Seeds[RetentionResult]
 
 
 def retain(load: Retention, setup: TimedSetup, rate_s: float, count: int, seed: int) -> RetentionResult:
@@ -132,15 +123,12 @@ def retain_all(
     seeds: int,
     jobs: int,
     progress: Callable[[int, int], None],
-) -> list[RetentionRuns]:
+) -> list[RetentionPoint]:
     """Every setup at every rate with seeds 0, 1, ..., in `jobs` processes (0 = one a core), by rate, then setup."""
     points = [(setup, rate_s) for rate_s in rates_s for setup in setups]
     calls = [(load, setup, rate_s, count, seed) for setup, rate_s in points for seed in range(seeds)]
-    results = run_all(retain, calls, jobs, progress)
-    return [
-        RetentionRuns(setup, rate_s, tuple(results[index * seeds : (index + 1) * seeds]))
-        for index, (setup, rate_s) in enumerate(points)
-    ]
+    runs = by_seeds(run_all(retain, calls, jobs, progress), seeds)
+    return [RetentionPoint(*point, found) for point, found in zip(points, runs, strict=True)]
 
 
 def _asked_before(asks: Sequence[KeyedAsk]) -> list[int]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from wavepp.core.errors import InvalidInputError
 from wavepp.sim import clients
 from wavepp.sim.keyed import KeyedAsk
 from wavepp.sim.lru_oracle import LruOracle, reusable_blocks
+from wavepp.sim.parallel import run_all
 from wavepp.sim.results import Summary, quantile
+from wavepp.sim.seeds import Seeds, by_seeds
 from wavepp.sim.timed_mesh import TimedMesh, TimedSetup
 
 
@@ -48,6 +52,15 @@ class ReplayResult:
         return self.reused_tokens / self.oracle_tokens if self.oracle_tokens else 1.0
 
 
+def spread_out(timed: Sequence[tuple[float, KeyedAsk]], within_ms: float, seed: int) -> list[tuple[float, KeyedAsk]]:
+    """Every request so much later than stamped as is drawn from [0, `within_ms`), in the order of time.
+
+    For traces whose stamps are coarse: who comes within one tick would else come in one burst.
+    """
+    draw = random.Random(seed)
+    return sorted(((at_ms + draw.uniform(0.0, within_ms), ask) for at_ms, ask in timed), key=itemgetter(0))
+
+
 def replay(timed: Iterable[tuple[float, KeyedAsk]], setup: TimedSetup, speed: float = 1.0) -> ReplayResult:
     """Every request at its own time (ms), `speed` times as fast, until all are answered."""
     if not speed > 0.0:
@@ -61,6 +74,26 @@ def replay(timed: Iterable[tuple[float, KeyedAsk]], setup: TimedSetup, speed: fl
     mesh.run()
     mesh.mesh.check_nothing_left()
     return result_of(mesh, (ask for _, ask in arrivals), setup, mesh.start_ms)
+
+
+def replay_all(
+    timed: Sequence[tuple[float, KeyedAsk]],
+    setups: Sequence[TimedSetup],
+    speed: float,
+    within_ms: float,
+    seeds: int,
+    jobs: int,
+    progress: Callable[[int, int], None],
+) -> list[Seeds[ReplayResult]]:
+    """By setup, each with seeds 0, 1, ..., which spread requests `within_ms` of their stamps. In `jobs` processes."""
+    calls = [(timed, setup, speed, within_ms, seed) for setup in setups for seed in range(seeds)]
+    return by_seeds(run_all(_replay_spread, calls, jobs, progress), seeds)
+
+
+def _replay_spread(
+    timed: Sequence[tuple[float, KeyedAsk]], setup: TimedSetup, speed: float, within_ms: float, seed: int
+) -> ReplayResult:
+    return replay(spread_out(timed, within_ms, seed) if within_ms else timed, setup, speed)
 
 
 def result_of(mesh: TimedMesh, asks: Iterable[KeyedAsk], setup: TimedSetup, start_ms: float) -> ReplayResult:
