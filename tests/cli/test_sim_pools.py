@@ -62,6 +62,11 @@ def test_retention_says_good_hits_against_those_of_exact_lru_for_every_rate_and_
         (("trace", "absent.jsonl", "--policies", "mpu,best"), "give some of static,mpu,cost"),
         (("trace", "absent.jsonl", "--seeds", "2"), "--seeds goes with --spread-s"),
         (("retention", "--policies", "mpu,mpu"), "give some of static,mpu,cost"),
+        (
+            ("trace", "absent.jsonl", "--pool-tokens", "511"),
+            "a pool of 511 tokens does not hold one block of 512 tokens",
+        ),
+        (("retention", "--prefix", "512", "--documents", "1"), "a pool of 307 tokens does not hold one block of 512"),
         (("retention", "--rates", "fast"), "numbers above 0"),
         (("retention", "--rates", "0"), "numbers above 0"),
     ],

@@ -55,8 +55,8 @@ def trace(
             raise InvalidInputError(
                 "--seeds goes with --spread-s: without it nothing is drawn and all runs are the same"
             )
-        arrivals = list(timed_asks(islice(read_trace(file), requests or None)))
         setups = [TimedSetup(found, name, TRACE_BLOCK_TOKENS, stages, pool_tokens, running_max) for name in names]
+        arrivals = list(timed_asks(islice(read_trace(file), requests or None)))
         with progress_bar("simulating") as progress:
             results = replay_all(arrivals, setups, speed, 1e3 * spread_s, seeds, jobs, progress)
         console = stdout()

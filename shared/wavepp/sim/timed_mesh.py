@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from wavepp.core.cost import StageCost, amount
+from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import PrefixKey, RequestId
 from wavepp.core.limits import KEY_BYTES, TOKEN_BYTES
 from wavepp.core.policies import WavePolicy
@@ -48,6 +49,13 @@ class TimedSetup:
     running_max: int = 256
     record_spans: bool = False
     validate: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.pool_blocks:
+            raise InvalidInputError(
+                f"a pool of {self.pool_tokens or self.profile.pool_tokens:,} tokens does not hold one block of "
+                f"{self.block_tokens} tokens; give it more"
+            )
 
     @property
     def pool_blocks(self) -> int:
