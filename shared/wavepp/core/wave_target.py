@@ -34,7 +34,7 @@ _ANYWHERE_WORTH: Final = 0.99
 """Waves that cut equal requests unevenly make some of them later than others, so it must pay."""
 
 _STAY_UNTIL_ALIKE: Final = 1.015
-"""A size is kept until another promises so much more: every change upsets the pattern in which equal requests go."""
+"""A size is kept until another promises so much more: equal requests go through in a pattern that every change upsets."""
 
 _STAY_UNTIL_MIXED: Final = 1.005
 """Without a pattern it only saves looking again; but a size that follows the typical request down takes long to grow
