@@ -150,13 +150,6 @@ def test_a_size_is_kept_while_another_promises_little_more() -> None:
     assert len(set(sizes[1:])) == 1
 
 
-def test_under_heavy_load_of_mixed_requests_waves_stay_as_large_as_they_may_while_the_typical_request_changes() -> None:
-    target, cost, limit = WaveTarget(0.0), pipeline(6.0), 340.0
-    for work_ms in (240.0, 200.0, 170.0, 150.0, 200.0, 240.0):
-        size = target.size(typical(200, work_ms, alike=False), cost, limit)
-        assert 6.0 / size.work_ms <= 6.0 / limit + 0.006, "launches cost little more than with waves of the limit"
-
-
 def test_when_the_cost_changes_the_choice_follows() -> None:
     target = WaveTarget(0.0)
     cheap = target.size(typical(4, 100.0), pipeline(0.1), 1e4)

@@ -33,12 +33,8 @@ _SOFTNESS_MIXED: Final = 128.0
 _ANYWHERE_WORTH: Final = 0.99
 """Waves that cut equal requests unevenly make some of them later than others, so it must pay."""
 
-_STAY_UNTIL_ALIKE: Final = 1.015
-"""A size is kept until another promises so much more: equal requests go through in a pattern that every change upsets."""
-
-_STAY_UNTIL_MIXED: Final = 1.005
-"""Without a pattern it only saves looking again; but a size that follows the typical request down takes long to grow
-back, so under heavy load launches would be dear for most of the time."""
+_STAY_UNTIL: Final = 1.015
+"""A size is kept until another promises so much more."""
 
 _FITS: Final = 1.03
 """So much more than M may be wanted: whole requests that nearly fill M are better than M cut from them."""
@@ -123,8 +119,7 @@ class WaveTarget:
         best, promised = self._search(typical, launch, cost.others, largest)
         kept = self._kept
         stays = kept is not None and self._kept_alike == typical.alike and kept.of_work <= _FITS * largest
-        enough = _STAY_UNTIL_ALIKE if typical.alike else _STAY_UNTIL_MIXED
-        if kept is None or not stays or self._worth(kept, typical, launch, cost.others) * enough < promised:
+        if kept is None or not stays or self._worth(kept, typical, launch, cost.others) * _STAY_UNTIL < promised:
             kept = best
         self._kept, self._kept_alike = kept, typical.alike
         # What was remembered is right to within a few percent, which the limit is not.
