@@ -57,7 +57,7 @@ def test_an_error_in_a_process_is_raised_here() -> None:
 
 
 def test_a_process_that_is_killed_is_an_error_of_ours() -> None:
-    with pytest.raises(WaveppError, match="one of 2 processes that simulate was killed"):
+    with pytest.raises(WaveppError, match="a process that simulated was killed"):
         run_all(die, [(0,), (1,), (2,)], 2, lambda done, of: None)
 
 

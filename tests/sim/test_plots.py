@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wavepp.sim.plots import plot_waves
+import pytest
+
+from wavepp.core.errors import WaveppError
+from wavepp.sim.plots import plot_waves, require_plots
 from wavepp.sim.results import WaveSpan
 
 
@@ -19,3 +22,15 @@ def test_the_same_results_give_the_same_file(tmp_path: Path) -> None:
         plot_waves([("static", spans), ("cost", spans)], 0.0, 50.0, out)
     assert first.read_bytes().startswith(b"<?xml")
     assert first.read_bytes() == again.read_bytes()
+
+
+def test_asking_whether_a_picture_can_be_written_leaves_nothing_and_changes_nothing(tmp_path: Path) -> None:
+    there, absent = tmp_path / "there.svg", tmp_path / "new" / "absent.svg"
+    there.write_text("kept")
+    for out in (there, absent):
+        require_plots(out)
+    assert there.read_text() == "kept"
+    assert not absent.exists()
+    assert absent.parent.is_dir()
+    with pytest.raises(WaveppError, match="cannot write"):
+        require_plots(tmp_path)

@@ -37,9 +37,7 @@ def run_all(
             future.result()
             progress(done, len(calls))
     except BrokenProcessPool as error:
-        raise WaveppError(
-            f"one of {processes(jobs)} processes that simulate was killed, perhaps for lack of memory; try fewer --jobs"
-        ) from error
+        raise WaveppError("a process that simulated was killed, perhaps for lack of memory; try fewer jobs") from error
     finally:
         pool.shutdown(cancel_futures=True)
     return [future.result() for future in pending]

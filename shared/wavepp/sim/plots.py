@@ -26,8 +26,11 @@ def require_plots(out: Path) -> None:
     _figure(1.0, 1.0)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        new = not out.exists()
         with out.open("ab"):
             pass
+        if new:
+            out.unlink()
     except OSError as error:
         raise WaveppError(f"cannot write {out}: {error.strerror}") from error
 
