@@ -110,7 +110,7 @@ def retention(
             f"weights 1 / i^{load.skew:g}, pools of {tokens:,} tokens; {requests} requests, {seeds} seeds",
             soft_wrap=True,
         )
-        table = _table(("requests/s", "policy", "good hits", "LRU", "of LRU's"))
+        table = _table(("per s", "policy", "good hits", "LRU", "of LRU's"))
         for point in points:
             if point.setup is setups[0]:
                 table.add_section()
@@ -119,8 +119,9 @@ def retention(
             )
         console.print(table)
         again = [one.again for one in points[0].runs.results]
+        repeats = " to ".join(map(str, sorted({min(again), max(again)})))
         console.print(
-            f"good hit: 90 % of the prefix reused, of {min(again)} to {max(again)} requests for a document that was "
+            f"good hit: 90 % of the prefix reused, of {repeats} requests for a document that was "
             f"asked for before; LRU, realised: against one exact LRU cache of the same size, in order of arrival",
             soft_wrap=True,
         )
@@ -130,8 +131,8 @@ def _table(first: Sequence[str]) -> Table:
     """To be filled with what is said `first`, and `_replay_cells`."""
     from rich.table import Table
 
-    table = Table(title="times in s; wait: from arrival to grant; +-: highest - lowest of the seeds")
-    last = ("tokens/s", "reuse", "realised", "wait p50", "wait p99", "queue max", "failed")
+    table = Table(title="times in s; wait: from arrival to grant; queued: at most; +-: highest - lowest of the seeds")
+    last = ("tokens/s", "reuse", "realised", "wait p50", "wait p99", "queued", "failed")
     for heading in (*first, "utilisation", "p50", "p95", "p99", *last):
         table.add_column(heading, justify="right")
     return table
@@ -140,10 +141,10 @@ def _table(first: Sequence[str]) -> Table:
 def _replay_cells(runs: Seeds[ReplayResult]) -> list[str]:
     summaries, waits = runs.each(lambda one: one.summary), runs.each(lambda one: one.waiting)
     return [
-        _spread(summaries, lambda one: one.utilisation, 3),
+        f"{summaries.mean(lambda one: one.utilisation):.3f}",
         _spread(summaries, lambda one: one.p50_ms / 1e3, 2),
         _spread(summaries, lambda one: one.p95_ms / 1e3, 2),
-        _spread(summaries, lambda one: one.p99_ms / 1e3, 2),
+        f"{summaries.mean(lambda one: one.p99_ms) / 1e3:.2f}",
         f"{summaries.mean(lambda one: one.input_tokens_s):,.0f}",
         f"{runs.mean(lambda one: one.reuse):.3f}",
         f"{runs.mean(lambda one: one.realised):.3f}",
