@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wavepp.core.errors import WaveppError
-from wavepp.sim.plots import plot_waves, require_plots
+from wavepp.sim.plots import plot_waves, require_writable
 from wavepp.sim.results import WaveSpan
 
 
@@ -28,9 +28,9 @@ def test_asking_whether_a_picture_can_be_written_leaves_nothing_and_changes_noth
     there, absent = tmp_path / "there.svg", tmp_path / "new" / "absent.svg"
     there.write_text("kept")
     for out in (there, absent):
-        require_plots(out)
+        require_writable(out)
     assert there.read_text() == "kept"
     assert not absent.exists()
     assert absent.parent.is_dir()
     with pytest.raises(WaveppError, match="cannot write"):
-        require_plots(tmp_path)
+        require_writable(tmp_path)

@@ -20,7 +20,7 @@ from wavepp.sim.executor import FingerprintModel
 from wavepp.sim.mesh import MeshConfig, SimMesh
 from wavepp.sim.schedule import Delays, ScheduleSim
 from wavepp.sim.timed_mesh import TimedMesh, TimedSetup
-from wavepp.sim.trace_replay import replay, spread_out
+from wavepp.sim.trace_replay import replay, replay_all, spread_out
 from wavepp.sim.workload import Ask
 
 STAGES = 4
@@ -179,3 +179,15 @@ def test_requests_are_spread_over_the_tick_they_were_stamped_in_by_the_seed() ->
     assert len(late) == 40
     assert min(late.values()) >= 0.0
     assert 2_000.0 < max(late.values()) < 3_000.0
+
+
+def test_replays_in_processes_are_the_replays_alone_by_setup_and_seed() -> None:
+    arrivals = random_arrivals(20, every_ms=150.0, seed=4)
+    setups = [setup("static", stages=2), setup("cost", stages=STAGES)]
+    found = replay_all(arrivals, setups, 2.0, 3_000.0, 2, 2, lambda done, of: None)
+    for one, runs in zip(setups, found, strict=True):
+        first, second = (replay(spread_out(arrivals, 3_000.0, seed), one, 2.0) for seed in range(2))
+        assert runs.results == (first, second)
+        assert first != second
+    (as_stamped,) = replay_all(arrivals, setups[:1], 1.0, 0.0, 1, 1, lambda done, of: None)
+    assert as_stamped.results == (replay(arrivals, setups[0]),)

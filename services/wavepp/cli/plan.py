@@ -54,13 +54,14 @@ def plan(
             raise InvalidInputError(
                 f"--wave-tokens is {wave_tokens!r}; every M must be a multiple of the block, {block} tokens"
             )
-        with progress_bar("simulating") as progress:
-            outlooks = look_into(choices(count, depths, sizes), asked, clients, found, Rules(), progress)
+        options = choices(count, depths, sizes)
         console = stdout()
-        console.print(f"simulated: {asked.name}, {clients} clients, {count} devices, profile {found.name}")
         left_out = [str(depth) for depth in depths if count % depth]
         if left_out:
             console.print(f"left out: {', '.join(left_out)} stages, which do not divide {count} devices")
+        with progress_bar("simulating") as progress:
+            outlooks = look_into(options, asked, clients, found, Rules(), progress)
+        console.print(f"simulated: {asked.name}, {clients} clients, {count} devices, profile {found.name}")
         console.print(f"{found.derived}", soft_wrap=True)
         console.print(outlooks_table(outlooks))
         for line in outlook_lines(best(outlooks)):

@@ -54,7 +54,7 @@ def grid(
         cells,
         run_grid,
     )
-    from wavepp.sim.plots import plot_grid, require_plots
+    from wavepp.sim.plots import plot_grid, require_plots, require_writable
     from wavepp.sim.profile import load_profile
 
     with errors_as_lines("sim grid"):
@@ -77,7 +77,8 @@ def grid(
             requests_per_client=requests,
         )
         if out is not None:
-            require_plots(out / "grid.json")
+            require_plots()
+            require_writable(out / "grid.json")
         with progress_bar("simulating") as progress:
             results = run_grid(plan, jobs, progress)
         console = stdout()
@@ -110,7 +111,7 @@ def waves(
     from wavepp.sim.bubbles import time_shares
     from wavepp.sim.experiment import Cell, Rules, SimPolicy, run_closed_loop, slowest_stage
     from wavepp.sim.grid import workload_by_name
-    from wavepp.sim.plots import plot_waves, require_plots
+    from wavepp.sim.plots import plot_waves, require_plots, require_writable
     from wavepp.sim.profile import load_profile
 
     with errors_as_lines("sim waves"):
@@ -119,7 +120,8 @@ def waves(
         slowest = costs.index(slowest_stage(costs))
         panels, rows = [], []
         policies: tuple[SimPolicy, ...] = ("static", "mpu", "cost")
-        require_plots(out)
+        require_plots()
+        require_writable(out)
         for policy in policies:
             cell = Cell(found, stages, concurrency)
             summary, log = run_closed_loop(

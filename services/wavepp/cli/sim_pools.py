@@ -17,7 +17,7 @@ from wavepp.core.policy_factory import POLICY_NAMES, PolicyName
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wavepp.sim.retention import RetentionPoint, RetentionResult
+    from wavepp.sim.retention import RetentionResult
     from wavepp.sim.seeds import Seeds
     from wavepp.sim.trace_replay import ReplayResult
 
@@ -38,7 +38,10 @@ def trace(
     pool_tokens: Annotated[int, typer.Option(min=0, help="What each stage's cache holds; 0 = the profile's.")] = 0,
     running_max: RunningOption = 256,
     spread_s: Annotated[
-        float, typer.Option(min=0.0, max=3600.0, help="Let requests come up to so much later than stamped, at random.")
+        float,
+        typer.Option(
+            min=0.0, max=3600.0, help="Requests come up to so much of the trace's time after their stamps, at random."
+        ),
     ] = 0.0,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each policy, which differ by --spread-s.")] = 1,
     jobs: JobsOption = 0,
@@ -53,7 +56,7 @@ def trace(
         names, found = _policies(policies), load_profile(profile)
         if seeds > 1 and not spread_s:
             raise InvalidInputError(
-                "--seeds goes with --spread-s: without it nothing is drawn and all runs are the same"
+                f"--seeds {seeds} goes with --spread-s above 0: without it nothing is drawn, so all runs are the same"
             )
         setups = [TimedSetup(found, name, TRACE_BLOCK_TOKENS, stages, pool_tokens, running_max) for name in names]
         arrivals = list(timed_asks(islice(read_trace(file), requests or None)))
@@ -67,6 +70,7 @@ def trace(
             f"pools of {tokens:,} tokens",
             soft_wrap=True,
         )
+        console.print(found.derived, soft_wrap=True)
         table = _table(("policy",))
         for name, runs in zip(names, results, strict=True):
             table.add_row(name, *_replay_cells(runs))
@@ -110,13 +114,13 @@ def retention(
             f"weights 1 / i^{load.skew:g}, pools of {tokens:,} tokens; {requests} requests, {seeds} seeds",
             soft_wrap=True,
         )
+        console.print(found.derived, soft_wrap=True)
         table = _table(("per s", "policy", "good hits", "LRU", "of LRU's"))
         for point in points:
             if point.setup is setups[0]:
                 table.add_section()
-            table.add_row(
-                f"{point.rate_s:g}", point.setup.policy, *_hit_cells(point.runs), *_replay_cells(_replays(point))
-            )
+            replays = point.runs.each(lambda one: one.replay)
+            table.add_row(f"{point.rate_s:g}", point.setup.policy, *_hit_cells(point.runs), *_replay_cells(replays))
         console.print(table)
         again = [one.again for one in points[0].runs.results]
         repeats = " to ".join(map(str, sorted({min(again), max(again)})))
@@ -132,7 +136,7 @@ def _table(first: Sequence[str]) -> Table:
     from rich.table import Table
 
     table = Table(title="times in s; wait: from arrival to grant; queued: at most; +-: highest - lowest of the seeds")
-    last = ("tokens/s", "reuse", "realised", "wait p50", "wait p99", "queued", "failed")
+    last = ("tokens/s", "reuse", "realised", "wait p99", "queued", "failed")
     for heading in (*first, "utilisation", "p50", "p95", "p99", *last):
         table.add_column(heading, justify="right")
     return table
@@ -148,7 +152,6 @@ def _replay_cells(runs: Seeds[ReplayResult]) -> list[str]:
         f"{summaries.mean(lambda one: one.input_tokens_s):,.0f}",
         f"{runs.mean(lambda one: one.reuse):.3f}",
         f"{runs.mean(lambda one: one.realised):.3f}",
-        f"{waits.mean(lambda one: one.p50_ms) / 1e3:.2f}",
         f"{waits.mean(lambda one: one.p99_ms) / 1e3:.2f}",
         str(max(one.queued_max for one in waits.results)),
         str(sum(one.failed for one in runs.results)),
@@ -161,10 +164,6 @@ def _hit_cells(runs: Seeds[RetentionResult]) -> list[str]:
         f"{runs.mean(lambda one: one.oracle_rate):.3f}",
         _spread(runs, lambda one: one.of_oracle, 3),
     ]
-
-
-def _replays(point: RetentionPoint) -> Seeds[ReplayResult]:
-    return point.runs.each(lambda one: one.replay)
 
 
 def _spread(runs: Seeds[_Result], value: Callable[[_Result], float], digits: int) -> str:

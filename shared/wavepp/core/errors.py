@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class WaveppError(Exception):
-    """Base of all errors of this project."""
+    """Base of all errors of this project. They pass from process to process, whatever their constructors take."""
+
+    def __reduce__(self) -> tuple[Callable[..., WaveppError], tuple[object, ...]]:
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(kind: type[WaveppError], args: tuple[object, ...], state: dict[str, object]) -> WaveppError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class InvalidInputError(WaveppError):

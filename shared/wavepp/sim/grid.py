@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -12,6 +11,7 @@ from wavepp.sim.experiment import Cell, Rules, SimPolicy, bound_of, run_closed_l
 from wavepp.sim.parallel import run_all
 from wavepp.sim.profile import Profile
 from wavepp.sim.results import Summary
+from wavepp.sim.seeds import Seeds, by_seeds
 from wavepp.sim.workload import Workload, cold, mixed, reuse, short_suffix
 
 K = 1024
@@ -83,17 +83,17 @@ def cells(workloads: Iterable[Workload], stages: Sequence[int], concurrencies: S
 def run_grid(plan: GridPlan, jobs: int, progress: Callable[[int, int], None]) -> list[CellResult]:
     """In `jobs` processes, 0 = one a core; results in the order of the cells. `progress`: (runs done, runs in all)."""
     runs = [(cell, policy, seed) for cell in plan.cells for policy in plan.policies for seed in range(plan.seeds)]
-    # The long ones first, so that no process ends up alone with one.
+    # The long ones first, so that no process ends up alone with one; the seeds of a point stay together.
     runs.sort(key=lambda run: -run[0].concurrency * run[0].workload.mean(lambda prompt, cached: prompt - cached))
-    summaries: dict[tuple[Cell, SimPolicy], list[Summary]] = {}
-    done = run_all(_run, [(plan, *run) for run in runs], jobs, progress)
-    for (cell, policy, _), summary in zip(runs, done, strict=True):
-        summaries.setdefault((cell, policy), []).append(summary)
+    points = [(cell, policy) for cell, policy, _ in runs[:: plan.seeds]]
+    found = dict(
+        zip(points, by_seeds(run_all(_run, [(plan, *run) for run in runs], jobs, progress), plan.seeds), strict=True)
+    )
     return [
         CellResult(
             cell,
             bound_of(cell, plan.profile, plan.rules),
-            {policy: _mean(summaries[cell, policy]) for policy in plan.policies},
+            {policy: _measured(found[cell, policy]) for policy in plan.policies},
         )
         for cell in plan.cells
     ]
@@ -125,13 +125,12 @@ def _run(plan: GridPlan, cell: Cell, policy: SimPolicy, seed: int) -> Summary:
     return run_closed_loop(cell, policy, plan.profile, plan.rules, seed, requests_per_client=count)[0]
 
 
-def _mean(summaries: Sequence[Summary]) -> Measured:
-    utilisations = [one.utilisation for one in summaries]
+def _measured(runs: Seeds[Summary]) -> Measured:
     return Measured(
-        utilisation=statistics.fmean(utilisations),
-        spread=max(utilisations) - min(utilisations),
-        input_tokens_s=statistics.fmean(one.input_tokens_s for one in summaries),
-        p50_ms=statistics.fmean(one.p50_ms for one in summaries),
-        p95_ms=statistics.fmean(one.p95_ms for one in summaries),
-        waves_per_request=statistics.fmean(one.waves_per_request for one in summaries),
+        utilisation=runs.mean(lambda one: one.utilisation),
+        spread=runs.spread(lambda one: one.utilisation),
+        input_tokens_s=runs.mean(lambda one: one.input_tokens_s),
+        p50_ms=runs.mean(lambda one: one.p50_ms),
+        p95_ms=runs.mean(lambda one: one.p95_ms),
+        waves_per_request=runs.mean(lambda one: one.waves_per_request),
     )

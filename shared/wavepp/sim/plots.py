@@ -21,9 +21,13 @@ class NoPlotsError(WaveppError):
     """matplotlib is not there."""
 
 
-def require_plots(out: Path) -> None:
-    """Raises WaveppError now rather than after a long run: pictures cannot be made, or the file not be written."""
+def require_plots() -> None:
+    """Raises NoPlotsError now rather than after a long run."""
     _figure(1.0, 1.0)
+
+
+def require_writable(out: Path) -> None:
+    """Raises WaveppError now rather than after a long run: the file cannot be written. Its folder is made."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         new = not out.exists()

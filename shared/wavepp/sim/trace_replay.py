@@ -93,7 +93,7 @@ def replay_all(
 def _replay_spread(
     timed: Sequence[tuple[float, KeyedAsk]], setup: TimedSetup, speed: float, within_ms: float, seed: int
 ) -> ReplayResult:
-    return replay(spread_out(timed, within_ms, seed) if within_ms else timed, setup, speed)
+    return replay(spread_out(timed, within_ms, seed), setup, speed)
 
 
 def result_of(mesh: TimedMesh, asks: Iterable[KeyedAsk], setup: TimedSetup, start_ms: float) -> ReplayResult:
