@@ -59,6 +59,7 @@ class LossyProxy:
         self._server: asyncio.Server | None = None
         self.swallow_answers = False
         self.refuse = False
+        self.refused = 0
 
     @property
     def endpoint(self) -> str:
@@ -82,6 +83,7 @@ class LossyProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refuse:
+            self.refused += 1
             writer.transport.abort()
             return
         task = asyncio.current_task()

@@ -124,6 +124,34 @@ async def test_a_write_whose_answer_was_lost_is_read_back(
     assert outcome.ok, "it had been applied, so the grants stand"
 
 
+async def test_it_is_read_back_even_if_the_next_connection_breaks_too(
+    etcd: EtcdClient, etcd_proxy: LossyProxy, keys: PipelineKeys
+) -> None:
+    fences = await leaders(etcd, keys)
+    async with EtcdClient([etcd_proxy.endpoint], timeout_s=5.0) as client:
+        bench = Bench(client, keys, fences)
+        await client.get(keys.directory)
+        etcd_proxy.swallow_answers = True
+        task = asyncio.create_task(bench.writer.run())
+        bench.writer.set(record(1, 7))
+
+        async def applied() -> bool:
+            return await etcd.get(keys.grant("r0001")) is not None
+
+        async def refused() -> bool:
+            return etcd_proxy.refused > 0
+
+        await until(applied)
+        etcd_proxy.refuse = True
+        etcd_proxy.cut()
+        await until(refused)
+        etcd_proxy.refuse = False
+        outcome = await bench.outcome()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert outcome.ok, outcome.reason
+
+
 async def test_a_deletion_is_tried_until_it_succeeds(
     etcd: EtcdClient, etcd_proxy: LossyProxy, keys: PipelineKeys
 ) -> None:

@@ -18,14 +18,17 @@ from wavepp.core.admission_messages import RecordWritten, SetRecord
 from wavepp.core.ids import GrantId, PipelineEpoch
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_errors import EtcdAmbiguousError, EtcdError, EtcdLeaseNotFoundError
+from wavepp.infra.etcd_errors import EtcdAmbiguousError, EtcdError, EtcdLeaseNotFoundError, EtcdUnavailableError
 from wavepp.infra.etcd_keys import PipelineKeys
-from wavepp.infra.etcd_types import DeleteOp, Fence, PutOp, created_at
+from wavepp.infra.etcd_types import DeleteOp, Fence, KeyValue, PutOp, created_at
 
 _log = logging.getLogger(__name__)
 
 RECORDS_PER_TXN: Final = 60
 """Below etcd's default of 128 operations a transaction."""
+
+_READ_BACK_TRIES: Final = 4
+"""Within about half a second where connections are refused."""
 
 
 class NotLeadingError(EtcdError):
@@ -133,9 +136,19 @@ class LedgerWriter:
     async def _applied(self, batch: list[SetRecord]) -> bool:
         for record in batch:
             if record.grants:
-                held = await self._client.get(self._keys.grant(record.name))
+                held = await self._read_back(self._keys.grant(record.name))
                 return held is not None and held.value == encode_record(record)
         return False
+
+    async def _read_back(self, key: str) -> KeyValue | None:
+        """What broke the write's connection may break the first reads too, and these change nothing: ask again."""
+        backoff = Backoff()
+        for _ in range(_READ_BACK_TRIES - 1):
+            try:
+                return await self._client.get(key)
+            except EtcdUnavailableError:
+                await asyncio.sleep(backoff.next_s())
+        return await self._client.get(key)
 
     def _give_up(self, batch: list[SetRecord], error: EtcdError) -> None:
         """Rounds hear that they failed; what is left is tried again, unless it can never succeed."""
