@@ -11,6 +11,21 @@ from typer.testing import CliRunner
 from wavepp.cli.main import app
 from wavepp.cli.sim import progress_bar
 
+SMALL_GRID = (
+    "sim",
+    "grid",
+    "--stages",
+    "1",
+    "--concurrency",
+    "1",
+    "--seeds",
+    "1",
+    "--requests",
+    "2",
+    "--workload",
+    "4K on 36",
+)
+
 
 def ask(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, list(arguments))
@@ -79,7 +94,8 @@ def test_progress_without_a_terminal_is_a_line_for_every_tenth(capsys: pytest.Ca
         (("plan", "--prompt", "100", "--wave-tokens", "100"), "multiple of the block"),
         (("plan", "--prompt", "100", "--wave-tokens", "x"), "it must be numbers like 8192,16384"),
         (("sim", "waves", "--out", "/proc/waves.svg"), "cannot write /proc/waves.svg"),
-        (("sim", "grid", "--out", "/proc"), "cannot write /proc/grid.json"),
+        (("sim", "waves", "--out", "w.xyz"), "give a name that ends in .svg"),
+        ((*SMALL_GRID, "--out", "/proc"), "cannot write /proc/grid.json"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(arguments: tuple[str, ...], problem: str) -> None:

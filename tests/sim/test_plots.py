@@ -32,5 +32,9 @@ def test_asking_whether_a_picture_can_be_written_leaves_nothing_and_changes_noth
     assert there.read_text() == "kept"
     assert not absent.exists()
     assert absent.parent.is_dir()
+    dangling, target = tmp_path / "link.svg", tmp_path / "target.svg"
+    dangling.symlink_to(target)
+    require_writable(dangling)
+    assert dangling.is_symlink()
     with pytest.raises(WaveppError, match="cannot write"):
         require_writable(tmp_path)

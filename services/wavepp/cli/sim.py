@@ -120,6 +120,8 @@ def waves(
         slowest = costs.index(slowest_stage(costs))
         panels, rows = [], []
         policies: tuple[SimPolicy, ...] = ("static", "mpu", "cost")
+        if out.suffix != ".svg":
+            raise InvalidInputError(f"--out is {str(out)!r}; pictures are SVG, so give a name that ends in .svg")
         require_plots()
         require_writable(out)
         for policy in policies:

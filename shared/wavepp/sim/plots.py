@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -30,7 +31,7 @@ def require_writable(out: Path) -> None:
     """Raises WaveppError now rather than after a long run: the file cannot be written. Its folder is made."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        new = not out.exists()
+        new = not os.path.lexists(out)
         with out.open("ab"):
             pass
         if new:

@@ -51,7 +51,7 @@ class TimedSetup:
     validate: bool = False
 
     def __post_init__(self) -> None:
-        if not self.pool_blocks:
+        if self.pool_blocks < 1:
             raise InvalidInputError(
                 f"a pool of {self.pool_tokens or self.profile.pool_tokens:,} tokens does not hold one block of "
                 f"{self.block_tokens} tokens; give it more"
