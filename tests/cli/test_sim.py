@@ -94,6 +94,10 @@ def test_progress_without_a_terminal_is_a_line_for_every_tenth(capsys: pytest.Ca
         (("plan", "--prompt", "100", "--wave-tokens", "100"), "multiple of the block"),
         (("plan", "--prompt", "100", "--wave-tokens", "x"), "it must be numbers like 8192,16384"),
         (("sim", "waves", "--out", "/proc/waves.svg"), "cannot write /proc/waves.svg"),
+        (
+            ("plan", "--profile", "one-slow-stage", "--prompt", "100", "--stages", "2,8"),
+            "so give --stages 8 or a profile",
+        ),
         (("sim", "waves", "--out", "w.xyz"), "give a name that ends in .svg"),
         ((*SMALL_GRID, "--out", "/proc"), "cannot write /proc/grid.json"),
     ],

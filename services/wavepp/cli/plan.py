@@ -44,8 +44,14 @@ def plan(
         )
         count = devices or found.measured_stages
         # Whether the model fits fewer stages than the profile was made for, only its user knows.
-        deeper = [depth for depth in range(found.measured_stages, 65) if count % depth == 0]
+        deepest = found.measured_stages if found.slowdown else 64
+        deeper = [depth for depth in range(found.measured_stages, deepest + 1) if count % depth == 0]
         depths = numbers("--stages", stages, 64) if stages else deeper or [found.measured_stages]
+        if found.slowdown and depths != [found.measured_stages]:
+            raise InvalidInputError(
+                f"profile {found.name!r} has slow stages of a pipeline of {found.measured_stages}; with other depths "
+                f"nobody knows which are slow, so give --stages {found.measured_stages} or a profile without slowdown"
+            )
         largest = found.wave_tokens_max
         block = found.block_tokens
         default = [max(block, largest // part // block * block) for part in (4, 2, 1)]
