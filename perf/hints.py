@@ -17,14 +17,16 @@ from perf.machine import LoadWatch, cpu_s
 from perf.report import Cell, Goal, finish, table
 from perf.stats import percentile
 
-from wavepp.core.endpoint import endpoint_max
-from wavepp.core.frames import FrameChunk, FrameHeader, StepTime, TensorSpec
-from wavepp.core.hints import HintIndex
+from wavepp.core.directory.endpoint import endpoint_max
+from wavepp.core.directory.hints import HintIndex
 from wavepp.core.ids import GrantId, PipelineEpoch, StageIndex, WaveId
 from wavepp.core.keys import Namespace, prefix_keys
 from wavepp.core.limits import KEY_BYTES
-from wavepp.core.policies import MpuPolicy
-from wavepp.core.waves import PlannerConfig, WavePlanner
+from wavepp.core.waves.planner import WavePlanner
+from wavepp.core.waves.policies import MpuPolicy
+from wavepp.core.waves.types import PlannerConfig
+from wavepp.core.wire.types import FrameChunk, StepTime, TensorSpec
+from wavepp.core.wire.wave_header import FrameHeader
 
 LONG_TOKENS: Final = 262_144
 INDEX_KEYS: Final = 1_000_000

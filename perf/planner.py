@@ -12,10 +12,11 @@ from perf.machine import LoadWatch
 from perf.report import Cell, Goal, finish, table
 from perf.stats import percentile
 
-from wavepp.core.frames import StepTime
 from wavepp.core.ids import GrantId, StageIndex
-from wavepp.core.policy_factory import POLICY_NAMES, PolicyName, make_policy
-from wavepp.core.waves import PlannedWave, PlannerConfig, WavePlanner
+from wavepp.core.waves.planner import WavePlanner
+from wavepp.core.waves.policy_factory import POLICY_NAMES, PolicyName, make_policy
+from wavepp.core.waves.types import PlannedWave, PlannerConfig
+from wavepp.core.wire.types import StepTime
 
 QUEUED: Final = 1000
 BEGUN: Final = 128

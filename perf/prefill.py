@@ -26,7 +26,7 @@ from perf.stats import Step, percentile, utilisation
 from perf.turns import Side, by_turns
 
 from wavepp.cli.local_cluster import LocalCluster
-from wavepp.core.policy_factory import POLICY_NAMES
+from wavepp.core.waves.policy_factory import POLICY_NAMES
 
 STAGES: Final = 2
 UTILISATION_GOAL: Final = 0.90

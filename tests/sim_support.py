@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from wavepp.core.ids import RequestId, StageIndex
-from wavepp.core.requests import FailureKind
+from wavepp.core.router.requests import FailureKind
 from wavepp.sim.executor import expected_tokens
 from wavepp.sim.mesh import SimMesh
 

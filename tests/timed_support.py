@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from wavepp.core.policy_factory import PolicyName
+from wavepp.core.waves.policy_factory import PolicyName
 from wavepp.sim.keyed import KeyedAsk, chain_keys
 from wavepp.sim.profile import Profile
 from wavepp.sim.timed_mesh import TimedSetup

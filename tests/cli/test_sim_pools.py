@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from wavepp.cli.main import app
-from wavepp.core.policy_factory import POLICY_NAMES, PolicyName
+from wavepp.core.waves.policy_factory import POLICY_NAMES, PolicyName
 from wavepp.sim.profile import load_profile
 from wavepp.sim.retention import Retention, retain
 from wavepp.sim.timed_mesh import TimedSetup

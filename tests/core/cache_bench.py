@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wavepp.core.cache.stage_cache import StageCache
+from wavepp.core.cache.types import CacheShape, KeyWindow, Missing, NeedKeys, Never, PoolSizes, Prepared
 from wavepp.core.ids import GrantId, PrefixKey
 from wavepp.core.keys import Namespace, key_at, key_count, prefix_keys
-from wavepp.core.stage_cache import (
-    CacheShape,
-    KeyWindow,
-    Missing,
-    NeedKeys,
-    Never,
-    PoolSizes,
-    Prepared,
-    StageCache,
-)
 from wavepp.core.tokens import encode_tokens
 
 B = 4

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from wavepp.core.changes import ChangeKind
+from wavepp.core.cache.changes import ChangeKind
+from wavepp.core.cache.types import CacheShape, Missing, NeedKeys, Never, PoolUsage, Prepared
 from wavepp.core.ids import GrantId, PrefixKey
-from wavepp.core.stage_cache import CacheShape, Missing, NeedKeys, Never, PoolUsage, Prepared
 
 Key = PrefixKey
 

@@ -6,15 +6,15 @@ from typing import TypeVar
 
 import pytest
 
-from wavepp.core import admission_messages as am
-from wavepp.core.admission import Admission
-from wavepp.core.changes import CacheChange, ChangeKind
+from wavepp.core.cache.changes import CacheChange, ChangeKind
+from wavepp.core.cache.types import Missing, NeedKeys, Never, Prepared
+from wavepp.core.directory import events as am
+from wavepp.core.directory.admission import Admission
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, RoundId, StageIndex, grant_id
 from wavepp.core.keys import Namespace, key_at, prefix_keys
 from wavepp.core.limits import KEY_BYTES
-from wavepp.core.stage_cache import Missing, NeedKeys, Never, Prepared
-from wavepp.core.stage_messages import Answer, Refused
+from wavepp.core.stage.events import Answer, Refused
 from wavepp.core.tokens import encode_tokens
 
 B = 4

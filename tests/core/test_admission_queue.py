@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavepp.core.admission_messages import Wait
-from wavepp.core.admission_queue import AdmissionQueue, QueueFullError
+from wavepp.core.cache.types import Room
+from wavepp.core.directory.events import Wait
 from wavepp.core.ids import PrefixKey, RequestId
 from wavepp.core.limits import ROUND_ATTEMPTS_MAX, ROUND_KEYS_BYTES_MAX
-from wavepp.core.requests import NewRequest, RequestRecord, Times
-from wavepp.core.stage_cache import Room
+from wavepp.core.router.queue import AdmissionQueue, QueueFullError
+from wavepp.core.router.requests import NewRequest, RequestRecord, Times
 
 
 def record(order: int, *, priority: int = 0, tokens: int = 4, name: str = "", keys: int = 0) -> RequestRecord:

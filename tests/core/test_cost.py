@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavepp.core.cost import Amount, StageCost, amount, pipeline_cost, total
 from wavepp.core.errors import InvalidInputError
+from wavepp.core.waves.cost import Amount, StageCost, amount, pipeline_cost, total
 
 COST = StageCost(launch_ms=6.0, token_ms=0.018, pair_ms=7e-8)
 

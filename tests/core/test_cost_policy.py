@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from wavepp.core.cost import StageCost, total
-from wavepp.core.cost_fit import FitState
-from wavepp.core.cost_policy import CostPolicy, default_prior
 from wavepp.core.errors import InvalidInputError
-from wavepp.core.frame_types import StepTime
 from wavepp.core.ids import GrantId, StageIndex
-from wavepp.core.policies import QueueView
-from wavepp.core.wave_types import Chunk, PlannerConfig
-from wavepp.core.waves import WavePlanner
+from wavepp.core.waves.cost import StageCost, total
+from wavepp.core.waves.cost_fit import FitState
+from wavepp.core.waves.cost_policy import CostPolicy, default_prior
+from wavepp.core.waves.planner import WavePlanner
+from wavepp.core.waves.policies import QueueView
+from wavepp.core.waves.types import Chunk, PlannerConfig
+from wavepp.core.wire.types import StepTime
 
 M = 16_384
 TRUE = StageCost(launch_ms=6.0, token_ms=0.018, pair_ms=7e-8)

@@ -6,19 +6,26 @@ from typing import TypeVar
 
 import pytest
 
-from wavepp.core import dispatch_messages as dm
-from wavepp.core.admission_messages import Granted, NeverFits, Verdict, Void, Wait
-from wavepp.core.admission_queue import QueueFullError
-from wavepp.core.dispatch import BATCHES_MAX, DIRECTORY_RETRY_MS, Dispatcher, DispatchLimits, DuplicateRequestError
-from wavepp.core.endpoint import ReuseExplanation
-from wavepp.core.frames import FailedGrant
+from wavepp.core.cache.types import Room
+from wavepp.core.directory.endpoint import ReuseExplanation
+from wavepp.core.directory.events import Granted, NeverFits, Verdict, Void, Wait
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, StageIndex, WaveId, epoch_of
 from wavepp.core.keys import Namespace, prefix_keys, root_key
-from wavepp.core.policies import StaticPolicy
-from wavepp.core.requests import ChosenToken, FailureKind, NewRequest
-from wavepp.core.stage_cache import Room
+from wavepp.core.router import events as dm
+from wavepp.core.router.dispatcher import (
+    BATCHES_MAX,
+    DIRECTORY_RETRY_MS,
+    Dispatcher,
+    DispatchLimits,
+    DuplicateRequestError,
+)
+from wavepp.core.router.queue import QueueFullError
+from wavepp.core.router.requests import ChosenToken, FailureKind, NewRequest
 from wavepp.core.tokens import decode_tokens, encode_tokens
-from wavepp.core.waves import PlannerConfig, WavePlanner
+from wavepp.core.waves.planner import WavePlanner
+from wavepp.core.waves.policies import StaticPolicy
+from wavepp.core.waves.types import PlannerConfig
+from wavepp.core.wire.types import FailedGrant
 
 B = 4
 NAMESPACE = Namespace("model", "f32", B, None, None)

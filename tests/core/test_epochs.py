@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from wavepp.core.epochs import (
+from wavepp.core.errors import TransitionError
+from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
+from wavepp.core.router.epochs import (
     Acked,
     Announce,
     Broken,
@@ -18,8 +20,6 @@ from wavepp.core.epochs import (
     StageUp,
     Stalled,
 )
-from wavepp.core.errors import TransitionError
-from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
 
 
 def up(stage: int, incarnation: str = "") -> StageUp:

@@ -14,20 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wavepp.core.errors import InvalidInputError, PeerProtocolError
-from wavepp.core.frames import (
-    DTYPE_BYTES,
-    POSITION_MAX,
-    PROLOGUE_BYTES,
-    REASON_BYTES_MAX,
-    FailedGrant,
-    FrameChunk,
-    FrameError,
-    FrameHeader,
-    FrameKind,
-    Prologue,
-    StepTime,
-    TensorSpec,
-)
 from wavepp.core.ids import GrantId, PipelineEpoch, StageIndex, WaveId
 from wavepp.core.limits import (
     CHUNK_KEYS_MAX,
@@ -38,6 +24,17 @@ from wavepp.core.limits import (
     STAGES_MAX,
     WAVE_REQUESTS_MAX,
 )
+from wavepp.core.wire.prologue import PROLOGUE_BYTES, FrameError, FrameKind, Prologue
+from wavepp.core.wire.types import (
+    DTYPE_BYTES,
+    POSITION_MAX,
+    REASON_BYTES_MAX,
+    FailedGrant,
+    FrameChunk,
+    StepTime,
+    TensorSpec,
+)
+from wavepp.core.wire.wave_header import FrameHeader
 
 BIG = 2**63 - 1
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from wavepp.core.admission_messages import CacheChanged, CacheDumped
-from wavepp.core.changes import CacheChange, ChangeKind
-from wavepp.core.hint_sync import HintSync
-from wavepp.core.hints import HintIndex
+from wavepp.core.cache.changes import CacheChange, ChangeKind
+from wavepp.core.directory.events import CacheChanged, CacheDumped
+from wavepp.core.directory.hint_sync import HintSync
+from wavepp.core.directory.hints import HintIndex
 from wavepp.core.ids import PrefixKey, StageIndex
 
 STAGE = StageIndex(0)

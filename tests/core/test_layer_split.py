@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wavepp.cli.layer_split import even_layers
 from wavepp.core.errors import InvalidInputError
-from wavepp.core.layer_split import even_layers
 
 
 def test_equal_stages_are_left_as_they_are() -> None:

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from wavepp.core.admission_messages import SetRecord
+from wavepp.core.directory.events import SetRecord
+from wavepp.core.directory.ledger import Ledger
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, RoundId, grant_id
-from wavepp.core.ledger import Ledger
 
 EPOCH = PipelineEpoch(1)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from wavepp.core.errors import InvalidInputError
-from wavepp.core.policies import MpuPolicy, MpuReadings, QueueView, StaticPolicy, mpu_budgets
+from wavepp.core.waves.policies import MpuPolicy, MpuReadings, QueueView, StaticPolicy, mpu_budgets
 
 
 @dataclass(frozen=True)

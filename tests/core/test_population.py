@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavepp.core.cost import StageCost
 from wavepp.core.ids import GrantId
-from wavepp.core.population import Population, Typical
+from wavepp.core.waves.cost import StageCost
+from wavepp.core.waves.population import Population, Typical
 
 COST = StageCost(launch_ms=6.0, token_ms=0.018, pair_ms=7e-8)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from wavepp.core.errors import TransitionError
 from wavepp.core.ids import PipelineEpoch, RequestId, grant_id
 from wavepp.core.keys import Namespace, prefix_keys, root_key
-from wavepp.core.requests import (
+from wavepp.core.router.requests import (
     TRANSITIONS,
     ChosenToken,
     NewRequest,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from wavepp.core import stage_messages as sm
+from wavepp.core.cache.stage_cache import StageCache
+from wavepp.core.cache.types import CacheShape, Missing, NeedKeys, Never, PoolSizes, Prepared
 from wavepp.core.errors import InvariantError, PeerProtocolError
-from wavepp.core.frames import FailedGrant, FrameChunk, StepTime
 from wavepp.core.ids import GrantId, PipelineEpoch, RoundId, StageIndex, WaveId, grant_id
 from wavepp.core.keys import Namespace, prefix_keys
 from wavepp.core.limits import KEY_BYTES
-from wavepp.core.sequencer import JOBS_AHEAD, UNSENT_MAX, Sequencer
-from wavepp.core.stage_cache import CacheShape, Missing, NeedKeys, Never, PoolSizes, Prepared, StageCache
-from wavepp.core.stage_grants import GrantState
+from wavepp.core.stage import events as sm
+from wavepp.core.stage.grants import GrantState
+from wavepp.core.stage.sequencer import JOBS_AHEAD, UNSENT_MAX, Sequencer
 from wavepp.core.tokens import encode_tokens
+from wavepp.core.wire.types import FailedGrant, FrameChunk, StepTime
 
 B = 4
 EPOCH = PipelineEpoch(1)

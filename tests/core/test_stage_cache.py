@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from cache_bench import DENSE, HYBRID, B, Bench, key_of, keys_of
 
-from wavepp.core.cache_types import pins_limit
+from wavepp.core.cache.stage_cache import StageCache
+from wavepp.core.cache.types import KeyWindow, LeaseReceipt, Missing, NeedKeys, Never, PoolSizes, Prepared, pins_limit
 from wavepp.core.errors import DoubleReleaseError, InvalidInputError, InvariantError
 from wavepp.core.ids import GrantId
-from wavepp.core.stage_cache import KeyWindow, LeaseReceipt, Missing, NeedKeys, Never, PoolSizes, Prepared, StageCache
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from cache_bench import DENSE, B, Bench, evict, key_of, keys_of
 
+from wavepp.core.cache.eviction import EvictionQueue, LeastRecentlyUsed
+from wavepp.core.cache.stage_cache import StageCache
 from wavepp.core.errors import InvalidInputError, InvariantError, TransitionError
-from wavepp.core.eviction import EvictionQueue
 from wavepp.core.ids import BlockId, GrantId
-from wavepp.core.stage_cache import LeastRecentlyUsed, StageCache
 
 
 @pytest.fixture

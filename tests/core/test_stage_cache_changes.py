@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from cache_bench import DENSE, HYBRID, B, Bench, evict, key_of, keys_of
 
-from wavepp.core.changes import UNDRAINED_CHANGES_MAX, ChangeKind, ChangeLog, dump_pieces
+from wavepp.core.cache.changes import UNDRAINED_CHANGES_MAX, ChangeKind, ChangeLog, dump_pieces
+from wavepp.core.cache.stage_cache import StageCache
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.keys import key_at
-from wavepp.core.stage_cache import StageCache
 
 
 @pytest.fixture

@@ -10,10 +10,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from wavepp.core.cache.changes import ChangeKind
+from wavepp.core.cache.stage_cache import StageCache
+from wavepp.core.cache.types import CacheShape, KeyWindow, LeaseReceipt, PoolSizes, Prepared
 from wavepp.core.errors import DoubleReleaseError
 from wavepp.core.ids import BlockId, GrantId, PrefixKey
 from wavepp.core.keys import Namespace, key_at, key_count, prefix_keys
-from wavepp.core.stage_cache import CacheShape, ChangeKind, KeyWindow, LeaseReceipt, PoolSizes, Prepared, StageCache
 from wavepp.core.tokens import encode_tokens
 
 B = 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from wavepp.core.errors import TransitionError
 from wavepp.core.ids import GrantId
 from wavepp.core.limits import KEY_BYTES
-from wavepp.core.stage_grants import TRANSITIONS, GrantAction, GrantEvent, GrantState, GrantTable, StageGrant
+from wavepp.core.stage.grants import TRANSITIONS, GrantAction, GrantEvent, GrantState, GrantTable, StageGrant
 
 
 def record(number: int = 1, *, keys_first_block: int = 0, keys: bytes = b"") -> StageGrant:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from wavepp.core.cost import StageCost
 from wavepp.core.ids import GrantId
-from wavepp.core.prefill_queue import PrefillQueue
-from wavepp.core.time_packing import TimeBudget
-from wavepp.core.wave_target import Cutting, WaveSize
-from wavepp.core.wave_types import Chunk, PlannerConfig
+from wavepp.core.waves.cost import StageCost
+from wavepp.core.waves.prefill_queue import PrefillQueue
+from wavepp.core.waves.target import Cutting, WaveSize
+from wavepp.core.waves.time_packing import TimeBudget
+from wavepp.core.waves.types import Chunk, PlannerConfig
 
 PARTS, ANYWHERE, MIXED = Cutting.EQUAL_PARTS, Cutting.ANYWHERE, Cutting.MIXED
 A = 64

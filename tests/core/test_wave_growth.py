@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavepp.core.wave_growth import WaveGrowth
+from wavepp.core.waves.growth import WaveGrowth
 
 
 def budgets(wanted: list[float], launch_ms: float, stages: int) -> list[float]:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wavepp.core.cost import PipelineCost, StageCost
-from wavepp.core.population import Typical
-from wavepp.core.wave_target import Cutting, WaveSize, WaveTarget
+from wavepp.core.waves.cost import PipelineCost, StageCost
+from wavepp.core.waves.population import Typical
+from wavepp.core.waves.target import Cutting, WaveSize, WaveTarget
 
 
 def typical(requests: float, work_ms: float, *, alike: bool = True) -> Typical:

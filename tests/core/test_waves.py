@@ -8,8 +8,9 @@ import pytest
 
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import GrantId
-from wavepp.core.policies import QueueView, StaticPolicy, WavePolicy
-from wavepp.core.waves import Chunk, PlannedWave, PlannerConfig, WavePlanner
+from wavepp.core.waves.planner import WavePlanner
+from wavepp.core.waves.policies import QueueView, StaticPolicy, WavePolicy
+from wavepp.core.waves.types import Chunk, PlannedWave, PlannerConfig
 
 M = 1024
 

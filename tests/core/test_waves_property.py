@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from wavepp.core.cost import StageCost
-from wavepp.core.cost_policy import CostPolicy
-from wavepp.core.frame_types import StepTime
 from wavepp.core.ids import GrantId, StageIndex
-from wavepp.core.policies import MpuPolicy, QueueView, StaticPolicy, WavePolicy
-from wavepp.core.time_packing import TimeBudget
-from wavepp.core.wave_target import Cutting, WaveSize
-from wavepp.core.waves import PlannedWave, PlannerConfig, WavePlanner
+from wavepp.core.waves.cost import StageCost
+from wavepp.core.waves.cost_policy import CostPolicy
+from wavepp.core.waves.planner import WavePlanner
+from wavepp.core.waves.policies import MpuPolicy, QueueView, StaticPolicy, WavePolicy
+from wavepp.core.waves.target import Cutting, WaveSize
+from wavepp.core.waves.time_packing import TimeBudget
+from wavepp.core.waves.types import PlannedWave, PlannerConfig
+from wavepp.core.wire.types import StepTime
 
 A = 4  # alignment, so that small numbers reach all cases
 

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from wavepp.core import dispatch_messages as dm
-from wavepp.core.admission_messages import Granted
-from wavepp.core.dispatch import Dispatcher, DispatchLimits
-from wavepp.core.endpoint import ReuseExplanation
+from wavepp.core.directory.endpoint import ReuseExplanation
+from wavepp.core.directory.events import Granted
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId
 from wavepp.core.keys import Namespace, prefix_keys, root_key
-from wavepp.core.policies import StaticPolicy
-from wavepp.core.requests import FailureKind, NewRequest
+from wavepp.core.router import events as dm
+from wavepp.core.router.dispatcher import Dispatcher, DispatchLimits
+from wavepp.core.router.requests import FailureKind, NewRequest
 from wavepp.core.tokens import encode_tokens
-from wavepp.core.waves import PlannerConfig, WavePlanner
+from wavepp.core.waves.planner import WavePlanner
+from wavepp.core.waves.policies import StaticPolicy
+from wavepp.core.waves.types import PlannerConfig
 from wavepp.router.engine import Engine, Outlets
 from wavepp.router.errors import StoppedError
 from wavepp.router.timeline import Timeline

@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from wavepp.core.endpoint import ReuseExplanation
+from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.ids import RequestId
 from wavepp.core.limits import REQUEST_ID_BYTES_MAX
-from wavepp.core.requests import ChosenToken, Outcome, Times
+from wavepp.core.router.requests import ChosenToken, Outcome, Times
 from wavepp.infra.metrics import Metrics
 from wavepp.infra.telemetry import Telemetry, TracingOptions, setup_telemetry
 from wavepp.router import tracing as tracing_module

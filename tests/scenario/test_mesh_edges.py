@@ -6,9 +6,10 @@ import pytest
 
 from sim_support import run_for
 from wavepp.core.ids import RequestId, StageIndex
-from wavepp.core.requests import FailureKind, Outcome
+from wavepp.core.router.requests import FailureKind, Outcome
 from wavepp.sim.executor import expected_tokens
-from wavepp.sim.mesh import MeshConfig, SimMesh
+from wavepp.sim.mesh import SimMesh
+from wavepp.sim.mesh_config import MeshConfig
 
 B = 4
 SMALL = MeshConfig(stage_blocks=(24, 20, 24))

@@ -7,14 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from wavepp.core import dispatch, stage_grants
-from wavepp.core import stage_messages as sm
 from wavepp.core.errors import WaveppError
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, grant_id
-from wavepp.core.sequencer import JOBS_AHEAD, Sequencer
-from wavepp.core.stage_grants import GrantAction, GrantEvent, GrantState
+from wavepp.core.router import dispatcher as dispatch
+from wavepp.core.stage import events as sm
+from wavepp.core.stage import grants as stage_grants
+from wavepp.core.stage.grants import GrantAction, GrantEvent, GrantState
+from wavepp.core.stage.sequencer import JOBS_AHEAD, Sequencer
 from wavepp.sim.executor import expected_tokens
-from wavepp.sim.mesh import MeshConfig, SimMesh
+from wavepp.sim.mesh import SimMesh
+from wavepp.sim.mesh_config import MeshConfig
 
 PROMPT = tuple(range(100, 140))
 OTHER = tuple(range(500, 530))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sim_support import check_answers, check_first_come_first_served, run_random_work
-from wavepp.core.requests import FailureKind
-from wavepp.sim.mesh import MeshConfig, SimMesh
+from wavepp.core.router.requests import FailureKind
+from wavepp.sim.mesh import SimMesh
+from wavepp.sim.mesh_config import MeshConfig
 
 UNEQUAL = MeshConfig(stage_blocks=(40, 32, 64, 40))
 HYBRID = MeshConfig(stage_blocks=(40, 64, 48), recurrent=(False, True, True), alignment_blocks=2)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from etcd_support import WAIT_S, LossyProxy, until
-from wavepp.core.admission_messages import RecordWritten, SetRecord
+from wavepp.core.directory.events import RecordWritten, SetRecord
 from wavepp.core.ids import GrantId, PipelineEpoch, RoundId
 from wavepp.directory.ledger_writer import LedgerWriter, decode_record
 from wavepp.infra.etcd import EtcdClient

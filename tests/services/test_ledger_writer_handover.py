@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
-from wavepp.core.admission_messages import RecordWritten, SetRecord
+from wavepp.core.directory.events import RecordWritten, SetRecord
 from wavepp.core.ids import GrantId, PipelineEpoch, RoundId
 from wavepp.directory.ledger_writer import LedgerWriter
 from wavepp.infra.etcd import EtcdClient

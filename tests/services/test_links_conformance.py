@@ -17,7 +17,7 @@ from links_support import HELLO, KINDS, MIB, OPTIONS, SCHEME, connected, listeni
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
 from wavepp.core.limits import FRAME_HEADER_BYTES_MAX, FRAMES_UNREAD_MAX
-from wavepp.core.prologue import PROLOGUE_BYTES
+from wavepp.core.wire.prologue import PROLOGUE_BYTES
 from wavepp.stage.links.errors import HelloRefusedError, LinkConnectError, LinkLostError, LossReason
 from wavepp.stage.links.faulty import FaultPlan, FaultyTransport, wrap
 from wavepp.stage.links.hello import Hello, expecting

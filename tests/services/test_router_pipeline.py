@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from wavepp.core import epochs as ep
 from wavepp.core.ids import Incarnation, StageIndex
+from wavepp.core.router import epochs as ep
 from wavepp.infra.etcd import EtcdClient
 from wavepp.infra.etcd_errors import EtcdError, EtcdReadOnlyError, EtcdUnavailableError, FencedError
 from wavepp.infra.etcd_keys import PipelineKeys

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wavepp.core.cost import StageCost
-from wavepp.core.cost_policy import CostPolicy
-from wavepp.core.policies import MpuPolicy, QueueView, StaticPolicy, WavePolicy
-from wavepp.core.time_packing import TimeBudget
-from wavepp.core.wave_target import Cutting, WaveSize
-from wavepp.core.waves import PlannerConfig
+from wavepp.core.waves.cost import StageCost
+from wavepp.core.waves.cost_policy import CostPolicy
+from wavepp.core.waves.policies import MpuPolicy, QueueView, StaticPolicy, WavePolicy
+from wavepp.core.waves.target import Cutting, WaveSize
+from wavepp.core.waves.time_packing import TimeBudget
+from wavepp.core.waves.types import PlannerConfig
 from wavepp.sim.bound import equal_bound
 from wavepp.sim.clients import ClosedLoop
 from wavepp.sim.schedule import Delays, ScheduleSim

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from wavepp.core.cost import StageCost
 from wavepp.core.errors import InvalidInputError
+from wavepp.core.waves.cost import StageCost
 from wavepp.sim.profile import Profile, load_profile
 
 FIELDS: dict[str, Any] = {

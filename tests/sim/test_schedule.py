@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from wavepp.core.cost import StageCost, amount, total
-from wavepp.core.cost_policy import CostPolicy
 from wavepp.core.ids import StageIndex
-from wavepp.core.policies import MpuPolicy, StaticPolicy, WavePolicy
-from wavepp.core.waves import PlannerConfig
+from wavepp.core.waves.cost import StageCost, amount, total
+from wavepp.core.waves.cost_policy import CostPolicy
+from wavepp.core.waves.policies import MpuPolicy, StaticPolicy, WavePolicy
+from wavepp.core.waves.types import PlannerConfig
 from wavepp.sim.clients import ClosedLoop, poisson
 from wavepp.sim.results import Finished, Log, quantile
 from wavepp.sim.schedule import Delays, ScheduleSim

@@ -8,16 +8,17 @@ import pytest
 
 from sim_support import check_answers, run_random_work
 from timed_support import BLOCK, PROFILE, ask, random_arrivals, setup
-from wavepp.core.cost import StageCost
 from wavepp.core.errors import InvalidInputError
-from wavepp.core.policy_factory import POLICY_NAMES, PolicyName
+from wavepp.core.waves.cost import StageCost
+from wavepp.core.waves.policy_factory import POLICY_NAMES, PolicyName
 from wavepp.sim import clients
 from wavepp.sim.clients import ClosedLoop
 from wavepp.sim.clock import VirtualClock
 from wavepp.sim.delays import StreamDelays
 from wavepp.sim.delivery import TimedOrder
 from wavepp.sim.executor import FingerprintModel
-from wavepp.sim.mesh import MeshConfig, SimMesh
+from wavepp.sim.mesh import SimMesh
+from wavepp.sim.mesh_config import MeshConfig
 from wavepp.sim.schedule import Delays, ScheduleSim
 from wavepp.sim.timed_mesh import TimedMesh, TimedSetup
 from wavepp.sim.trace_replay import replay, replay_all, spread_out

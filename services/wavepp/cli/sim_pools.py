@@ -12,7 +12,7 @@ import typer
 from wavepp.cli.sim import DEFAULT_PROFILE, JobsOption, ProfileOption, progress_bar
 from wavepp.cli.terminal import errors_as_lines, stdout
 from wavepp.core.errors import InvalidInputError
-from wavepp.core.policy_factory import POLICY_NAMES, PolicyName
+from wavepp.core.waves.policy_factory import POLICY_NAMES, PolicyName
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,8 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from wavepp.core.cost_fit import FitState
-from wavepp.core.layer_split import even_layers
+from wavepp.cli.layer_split import even_layers
+from wavepp.core.waves.cost_fit import FitState
 from wavepp.v1 import prefill_pb2
 
 _ADVICE_STEPS_MIN: Final = 200

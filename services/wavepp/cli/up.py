@@ -11,7 +11,7 @@ import typer
 from wavepp.cli.address import PORT, RUN_DIR, forget_address, write_address
 from wavepp.cli.model import MODELS_DIR
 from wavepp.cli.terminal import errors_as_lines, stderr, stdout
-from wavepp.core.policy_factory import PolicyName
+from wavepp.core.waves.policy_factory import PolicyName
 from wavepp.infra.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:

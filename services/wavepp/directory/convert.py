@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from wavepp.core import admission_messages as am
-from wavepp.core.cache_types import Missing, NeedKeys, Never, Prepared
-from wavepp.core.changes import CacheChange, ChangeKind
-from wavepp.core.endpoint import ReuseExplanation
+from wavepp.core.cache.changes import CacheChange, ChangeKind
+from wavepp.core.cache.types import Missing, NeedKeys, Never, Prepared
+from wavepp.core.directory import events as am
+from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, RoundId, StageIndex
 from wavepp.core.limits import KEY_BYTES, ROUND_ATTEMPTS_MAX
-from wavepp.core.stage_messages import Answer, PrepareGrant, Refused
+from wavepp.core.stage.events import Answer, PrepareGrant, Refused
 from wavepp.v1 import directory_pb2, stage_pb2, types_pb2
 
 

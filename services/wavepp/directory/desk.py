@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-from wavepp.core import admission_messages as am
-from wavepp.core.admission import Admission
+from wavepp.core.directory import events as am
+from wavepp.core.directory.admission import Admission
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, StageIndex
 from wavepp.directory import convert

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgpack
 
-from wavepp.core.admission_messages import RecordWritten, SetRecord
+from wavepp.core.directory.events import RecordWritten, SetRecord
 from wavepp.core.ids import GrantId, PipelineEpoch
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.etcd import EtcdClient

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from wavepp.core import admission_messages as am
+from wavepp.core.directory import events as am
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import PipelineEpoch
 from wavepp.directory import convert

@@ -9,7 +9,7 @@ from typing import Final
 
 import grpc
 
-from wavepp.core.admission_messages import Event, StageConnected, StageDisconnected
+from wavepp.core.directory.events import Event, StageConnected, StageDisconnected
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import DirectoryEpoch, GrantId, StageIndex
 from wavepp.directory import convert

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from wavepp.core.requests import FailureKind
+from wavepp.core.router.requests import FailureKind
 from wavepp.infra.errors import StartupError
 from wavepp.infra.etcd_errors import EtcdError
 from wavepp.infra.metrics import Metrics, watch_loop_lag

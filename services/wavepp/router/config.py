@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from wavepp.core.policy_factory import PolicyName
+from wavepp.core.waves.policy_factory import PolicyName
 from wavepp.infra.config import ProcessConfig
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from wavepp.core import admission_messages as am
-from wavepp.core import dispatch_messages as dm
-from wavepp.core.cache_types import Room
-from wavepp.core.endpoint import ReuseExplanation
+from wavepp.core.cache.types import Room
+from wavepp.core.directory import events as am
+from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.errors import InvariantError, PeerProtocolError
-from wavepp.core.frames import FailedGrant, StepTime
 from wavepp.core.ids import GrantId, PipelineEpoch, StageIndex, WaveId
-from wavepp.core.requests import ChosenToken, Outcome
+from wavepp.core.router import events as dm
+from wavepp.core.router.requests import ChosenToken, Outcome
+from wavepp.core.wire.types import FailedGrant, StepTime
 from wavepp.v1 import directory_pb2, prefill_pb2, stage_pb2, types_pb2
 
 

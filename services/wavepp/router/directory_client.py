@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import grpc
 
-from wavepp.core import dispatch_messages as dm
 from wavepp.core.errors import PeerProtocolError
+from wavepp.core.router import events as dm
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.etcd import EtcdClient
 from wavepp.infra.etcd_keys import PipelineKeys

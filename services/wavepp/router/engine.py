@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from wavepp.core import dispatch_messages as dm
-from wavepp.core.dispatch import Dispatcher
 from wavepp.core.ids import RequestId
-from wavepp.core.requests import FailureKind, NewRequest
+from wavepp.core.router import events as dm
+from wavepp.core.router.dispatcher import Dispatcher
+from wavepp.core.router.requests import FailureKind, NewRequest
 from wavepp.infra.faults import fatal_faults
 from wavepp.router import convert
 from wavepp.router.calls import Call

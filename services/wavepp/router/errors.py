@@ -6,10 +6,10 @@ from typing import Final
 
 import grpc
 
-from wavepp.core.admission_queue import QueueFullError
-from wavepp.core.dispatch import DuplicateRequestError
 from wavepp.core.errors import WaveppError
-from wavepp.core.requests import Failure, FailureKind
+from wavepp.core.router.dispatcher import DuplicateRequestError
+from wavepp.core.router.queue import QueueFullError
+from wavepp.core.router.requests import Failure, FailureKind
 from wavepp.infra.rpc_errors import ErrorStatus, ErrorTable
 
 

@@ -11,7 +11,7 @@ import grpc
 
 from wavepp.core.errors import InvariantError
 from wavepp.core.limits import MESSAGE_BYTES_MAX
-from wavepp.core.requests import FailureKind
+from wavepp.core.router.requests import FailureKind
 from wavepp.router import convert
 from wavepp.router.calls import Call
 from wavepp.router.engine import Engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wavepp.core.dispatch import Dispatcher
+from wavepp.core.router.dispatcher import Dispatcher
 from wavepp.infra.metrics import Metrics
 from wavepp.router.leadership import Leadership
 from wavepp.router.tracing import Tracing

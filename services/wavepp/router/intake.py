@@ -21,7 +21,7 @@ from wavepp.core.limits import (
     TOKEN_BYTES,
     TOP_LOGPROBS_MAX,
 )
-from wavepp.core.requests import NewRequest
+from wavepp.core.router.requests import NewRequest
 from wavepp.router.errors import NeverFitsError, UnknownNameError
 from wavepp.router.tokenizer import TextCodec
 from wavepp.v1 import prefill_pb2, types_pb2

@@ -6,15 +6,16 @@ import asyncio
 import logging
 import math
 
-from wavepp.core import dispatch_messages as dm
-from wavepp.core.dispatch import Dispatcher, DispatchLimits
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch
 from wavepp.core.limits import PROMPT_TOKENS_MAX
-from wavepp.core.policies import WavePolicy
-from wavepp.core.policy_factory import make_policy
-from wavepp.core.requests import FailureKind
-from wavepp.core.waves import PlannerConfig, WavePlanner
+from wavepp.core.router import events as dm
+from wavepp.core.router.dispatcher import Dispatcher, DispatchLimits
+from wavepp.core.router.requests import FailureKind
+from wavepp.core.waves.planner import WavePlanner
+from wavepp.core.waves.policies import WavePolicy
+from wavepp.core.waves.policy_factory import make_policy
+from wavepp.core.waves.types import PlannerConfig
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.errors import StartupError
 from wavepp.infra.etcd import EtcdClient

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from wavepp.core import dispatch_messages as dm
-from wavepp.core import epochs as ep
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch, StageIndex
+from wavepp.core.router import epochs as ep
+from wavepp.core.router import events as dm
 from wavepp.infra.etcd import EtcdClient
 from wavepp.infra.etcd_errors import EtcdAmbiguousError, EtcdReadOnlyError, EtcdUnavailableError, FencedError
 from wavepp.infra.etcd_keys import PipelineKeys

@@ -9,9 +9,9 @@ from typing import Final
 
 import grpc
 
-from wavepp.core import epochs as ep
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
+from wavepp.core.router import epochs as ep
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.outbox import Outbox, OutboxFullError
 from wavepp.infra.registration import StageRegistration

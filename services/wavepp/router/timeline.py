@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from wavepp.core.dispatch_messages import IssuedChunk
-from wavepp.core.frames import StepTime
 from wavepp.core.ids import PipelineEpoch, RequestId, WaveId
+from wavepp.core.router.events import IssuedChunk
+from wavepp.core.wire.types import StepTime
 from wavepp.v1 import prefill_pb2, types_pb2
 
 

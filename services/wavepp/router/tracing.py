@@ -16,7 +16,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from wavepp.core.errors import WaveppError
 from wavepp.core.ids import RequestId
 from wavepp.core.limits import REQUEST_ID_BYTES_MAX
-from wavepp.core.requests import Outcome
+from wavepp.core.router.requests import Outcome
 from wavepp.infra.telemetry import (
     Telemetry,
     context_from_traceparent,

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from wavepp.core.frames import StepTime
 from wavepp.core.ids import GrantId, StageIndex, WaveId
-from wavepp.core.stage_messages import JobDone
+from wavepp.core.stage.events import JobDone
+from wavepp.core.wire.types import StepTime
 from wavepp.stage.model.base import Job, JobResult, StageModel
 
 _log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from wavepp.core.frames import FrameHeader
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
-from wavepp.core.stage_messages import SendWave, WaveArrived
+from wavepp.core.stage.events import SendWave, WaveArrived
+from wavepp.core.wire.wave_header import FrameHeader
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.tasks import TaskOwner
 from wavepp.stage.convert import frame_of_wave, wave_of_frame

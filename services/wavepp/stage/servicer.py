@@ -9,7 +9,7 @@ import grpc
 
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import GrantId
-from wavepp.core.stage_messages import AbortArrived
+from wavepp.core.stage.events import AbortArrived
 from wavepp.infra.memory import resident_bytes
 from wavepp.infra.outbox import Outbox
 from wavepp.infra.streams import serve_stream

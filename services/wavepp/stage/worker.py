@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import time
 
-from wavepp.core import stage_messages as sm
-from wavepp.core.cache_types import CacheShape, PoolSizes, pins_limit
+from wavepp.core.cache.stage_cache import StageCache
+from wavepp.core.cache.types import CacheShape, PoolSizes, pins_limit
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import GrantId, Incarnation, PipelineEpoch, StageIndex
-from wavepp.core.sequencer import Sequencer
-from wavepp.core.stage_cache import StageCache
+from wavepp.core.stage import events as sm
+from wavepp.core.stage.sequencer import Sequencer
 from wavepp.infra.faults import fatal_faults
 from wavepp.infra.outbox import Outbox
 from wavepp.infra.tasks import TaskOwner

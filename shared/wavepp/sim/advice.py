@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from wavepp.core.errors import InvalidInputError
-from wavepp.core.policy_factory import POLICY_NAMES, PolicyName
+from wavepp.core.waves.policy_factory import POLICY_NAMES, PolicyName
 from wavepp.sim.bound import Bound
 from wavepp.sim.bubbles import TimeShares, time_shares
 from wavepp.sim.experiment import Cell, Rules, bound_of, run_closed_loop, slowest_stage

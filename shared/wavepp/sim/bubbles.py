@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wavepp.core.cost import StageCost
+from wavepp.core.waves.cost import StageCost
 from wavepp.sim.results import WaveSpan
 
 

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from wavepp.core import dispatch_messages as dm
-from wavepp.core import stage_messages as sm
-from wavepp.core.cost import StageCost
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import GrantId, StageIndex
-from wavepp.core.requests import ChosenToken
+from wavepp.core.router import events as dm
+from wavepp.core.router.requests import ChosenToken
+from wavepp.core.stage import events as sm
 from wavepp.core.tokens import decode_tokens
+from wavepp.core.waves.cost import StageCost
 from wavepp.sim.jobs import Executor, Failing, JobSpan, SimModel, step_ms
 
 VOCABULARY: Final = 50_000

@@ -6,10 +6,10 @@ import gc
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
-from wavepp.core.cost import StageCost, amount
-from wavepp.core.policies import WavePolicy
-from wavepp.core.policy_factory import PolicyName, make_policy
-from wavepp.core.waves import PlannerConfig
+from wavepp.core.waves.cost import StageCost, amount
+from wavepp.core.waves.policies import WavePolicy
+from wavepp.core.waves.policy_factory import PolicyName, make_policy
+from wavepp.core.waves.types import PlannerConfig
 from wavepp.sim.bound import Bound, equal_bound
 from wavepp.sim.clients import ClosedLoop
 from wavepp.sim.profile import Profile

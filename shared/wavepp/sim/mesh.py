@@ -10,16 +10,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from wavepp.core import admission_messages as am
-from wavepp.core import dispatch_messages as dm
-from wavepp.core import epochs as ep
-from wavepp.core import stage_messages as sm
-from wavepp.core.admission import Admission
-from wavepp.core.dispatch import Dispatcher
+from wavepp.core.directory import events as am
+from wavepp.core.directory.admission import Admission
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch, RequestId, StageIndex
 from wavepp.core.keys import Namespace, prefix_keys, root_key
-from wavepp.core.requests import Failure, FailureKind, NewRequest, Outcome
+from wavepp.core.router import epochs as ep
+from wavepp.core.router import events as dm
+from wavepp.core.router.dispatcher import Dispatcher
+from wavepp.core.router.requests import Failure, FailureKind, NewRequest, Outcome
+from wavepp.core.stage import events as sm
 from wavepp.core.tokens import encode_tokens
 from wavepp.sim.delivery import Deliver, Delivery, RandomOrder
 from wavepp.sim.executor import FingerprintModel

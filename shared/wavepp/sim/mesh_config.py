@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from wavepp.core import admission_messages as am
-from wavepp.core import dispatch_messages as dm
-from wavepp.core import epochs as ep
-from wavepp.core import stage_messages as sm
-from wavepp.core.policies import StaticPolicy, WavePolicy
-from wavepp.core.stage_cache import CacheShape, PoolSizes, pins_limit
-from wavepp.core.waves import PlannerConfig
+from wavepp.core.cache.types import CacheShape, PoolSizes, pins_limit
+from wavepp.core.directory import events as am
+from wavepp.core.router import epochs as ep
+from wavepp.core.router import events as dm
+from wavepp.core.stage import events as sm
+from wavepp.core.waves.policies import StaticPolicy, WavePolicy
+from wavepp.core.waves.types import PlannerConfig
 
 PolicyFactory: TypeAlias = Callable[[PlannerConfig], WavePolicy]
 """A new policy for every new router."""

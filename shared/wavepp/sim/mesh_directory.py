@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from wavepp.core import admission_messages as am
-from wavepp.core import dispatch_messages as dm
-from wavepp.core import stage_messages as sm
-from wavepp.core.admission import Admission
+from wavepp.core.directory import events as am
+from wavepp.core.directory.admission import Admission
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, StageIndex
+from wavepp.core.router import events as dm
+from wavepp.core.stage import events as sm
 from wavepp.sim.delivery import Delivery
 from wavepp.sim.mesh_config import MeshConfig, Peers, SimEtcd
 from wavepp.sim.mesh_stages import SimStages

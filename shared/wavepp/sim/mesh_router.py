@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wavepp.core import admission_messages as am
-from wavepp.core import dispatch_messages as dm
-from wavepp.core import epochs as ep
-from wavepp.core import stage_messages as sm
-from wavepp.core.dispatch import Dispatcher, DispatchLimits
+from wavepp.core.directory import events as am
 from wavepp.core.errors import InvariantError
-from wavepp.core.frame_types import FrameChunk
 from wavepp.core.ids import PipelineEpoch, RequestId
-from wavepp.core.requests import Failure, Outcome
-from wavepp.core.waves import WavePlanner
+from wavepp.core.router import epochs as ep
+from wavepp.core.router import events as dm
+from wavepp.core.router.dispatcher import Dispatcher, DispatchLimits
+from wavepp.core.router.requests import Failure, Outcome
+from wavepp.core.stage import events as sm
+from wavepp.core.waves.planner import WavePlanner
+from wavepp.core.wire.types import FrameChunk
 from wavepp.sim.delivery import Delivery
 from wavepp.sim.jobs import SimModel
 from wavepp.sim.mesh_config import MeshConfig, Peers, PolicyFactory, SimEtcd

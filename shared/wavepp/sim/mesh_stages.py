@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wavepp.core import admission_messages as am
-from wavepp.core import dispatch_messages as dm
-from wavepp.core import epochs as ep
-from wavepp.core import stage_messages as sm
+from wavepp.core.cache.stage_cache import StageCache
+from wavepp.core.directory import events as am
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import Incarnation, PipelineEpoch, RequestId, StageIndex
-from wavepp.core.sequencer import Sequencer
-from wavepp.core.stage_cache import StageCache
+from wavepp.core.router import epochs as ep
+from wavepp.core.router import events as dm
+from wavepp.core.stage import events as sm
+from wavepp.core.stage.sequencer import Sequencer
 from wavepp.sim.delivery import Delivery
 from wavepp.sim.jobs import Executor, JobSpan, SimModel
 from wavepp.sim.mesh_config import MeshConfig, Peers

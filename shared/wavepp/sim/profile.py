@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wavepp.core.cost import StageCost
 from wavepp.core.errors import InvalidInputError
+from wavepp.core.waves.cost import StageCost
 
 _PACKAGE = "wavepp.sim"
 _SUFFIX = ".json"

@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from wavepp.core import admission_messages as am
-from wavepp.core import dispatch_messages as dm
-from wavepp.core.cost import StageCost, amount, total
-from wavepp.core.dispatch import Dispatcher, DispatchLimits
-from wavepp.core.endpoint import ReuseExplanation
+from wavepp.core.directory import events as am
+from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.errors import InvariantError
-from wavepp.core.frame_types import StepTime
 from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, RequestId
 from wavepp.core.limits import TOKEN_BYTES
-from wavepp.core.policies import WavePolicy
-from wavepp.core.requests import ChosenToken, NewRequest
-from wavepp.core.waves import PlannerConfig, WavePlanner
+from wavepp.core.router import events as dm
+from wavepp.core.router.dispatcher import Dispatcher, DispatchLimits
+from wavepp.core.router.requests import ChosenToken, NewRequest
+from wavepp.core.waves.cost import StageCost, amount, total
+from wavepp.core.waves.planner import WavePlanner
+from wavepp.core.waves.policies import WavePolicy
+from wavepp.core.waves.types import PlannerConfig
+from wavepp.core.wire.types import StepTime
 from wavepp.sim.clock import VirtualClock
 from wavepp.sim.results import Finished, Log
 from wavepp.sim.stages import TimedStages

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wavepp.core.cost import Amount, StageCost
-from wavepp.core.frame_types import StepTime
 from wavepp.core.ids import StageIndex
+from wavepp.core.waves.cost import Amount, StageCost
+from wavepp.core.wire.types import StepTime
 from wavepp.sim.results import WaveSpan
 
 _NS_PER_MS = 1e6

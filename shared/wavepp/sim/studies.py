@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from wavepp.core.cost import StageCost
-from wavepp.core.policy_factory import POLICY_NAMES, PolicyName, make_policy
+from wavepp.core.waves.cost import StageCost
+from wavepp.core.waves.policy_factory import POLICY_NAMES, PolicyName, make_policy
 from wavepp.sim.bubbles import time_shares
 from wavepp.sim.clients import ClosedLoop
 from wavepp.sim.experiment import Cell, Rules, planner_config, run_closed_loop, sim_policy, slowest_stage

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wavepp.core import dispatch_messages as dm
-from wavepp.core import stage_messages as sm
-from wavepp.core.cost import StageCost
 from wavepp.core.ids import GrantId, StageIndex
-from wavepp.core.requests import ChosenToken
+from wavepp.core.router import events as dm
+from wavepp.core.router.requests import ChosenToken
+from wavepp.core.stage import events as sm
+from wavepp.core.waves.cost import StageCost
 from wavepp.sim.jobs import Executor, Failing, JobSpan, SimModel, step_ms
 from wavepp.sim.results import WaveSpan
 

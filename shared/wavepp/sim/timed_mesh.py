@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from wavepp.core.cost import StageCost, amount
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import PrefixKey, RequestId
 from wavepp.core.limits import KEY_BYTES, TOKEN_BYTES
-from wavepp.core.policies import WavePolicy
-from wavepp.core.policy_factory import PolicyName, make_policy
-from wavepp.core.requests import Failure, NewRequest, Outcome
-from wavepp.core.waves import PlannerConfig
+from wavepp.core.router.requests import Failure, NewRequest, Outcome
+from wavepp.core.waves.cost import StageCost, amount
+from wavepp.core.waves.policies import WavePolicy
+from wavepp.core.waves.policy_factory import PolicyName, make_policy
+from wavepp.core.waves.types import PlannerConfig
 from wavepp.sim.clock import VirtualClock
 from wavepp.sim.delays import StreamDelays
 from wavepp.sim.delivery import TimedOrder

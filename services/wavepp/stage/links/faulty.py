@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wavepp.core.errors import InvalidInputError
-from wavepp.core.prologue import FrameKind, Prologue
+from wavepp.core.wire.prologue import FrameKind, Prologue
 from wavepp.stage.links.base import Link, LinkCounters, LinkListener, ReceivedFrame, Transport
 from wavepp.stage.links.errors import LinkLostError
 from wavepp.stage.links.framing import flat_views

@@ -1,4 +1,4 @@
-"""What both transports share about bytes: goodbyes and flat views of payloads. Prologues: wavepp.core.prologue."""
+"""What both transports share about bytes: goodbyes and flat views of payloads. Prologues: wavepp.core.wire.prologue."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from wavepp.core.errors import InvalidInputError, PeerProtocolError
 from wavepp.core.limits import FRAME_HEADER_BYTES_MAX, FRAMES_UNREAD_MAX
-from wavepp.core.prologue import FrameError, FrameKind, Prologue
+from wavepp.core.wire.prologue import FrameError, FrameKind, Prologue
 from wavepp.stage.links.base import LinkCounters, LinkOptions, ReceivedFrame
 from wavepp.stage.links.errors import HelloRefusedError, LinkConnectError, LinkLostError, LossReason
 from wavepp.stage.links.framing import BYE_BYTES_MAX, ByeCode, decode_bye, encode_bye, flat_views, writable_view

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlsplit
 
 from wavepp.core.errors import InvalidInputError, PeerProtocolError
-from wavepp.core.prologue import PROLOGUE_BYTES, Prologue
+from wavepp.core.wire.prologue import PROLOGUE_BYTES, Prologue
 from wavepp.stage.links.base import LinkOptions
 from wavepp.stage.links.errors import LinkConnectError, LossReason
 from wavepp.stage.links.hello import Hello, HelloCheck

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from wavepp.core.errors import PeerProtocolError
-from wavepp.core.prologue import PROLOGUE_BYTES, Prologue
+from wavepp.core.wire.prologue import PROLOGUE_BYTES, Prologue
 from wavepp.stage.links.errors import LossReason
 from wavepp.stage.links.pieces import piece_sizes, pieces
 from wavepp.stage.links.session import LinkSession

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
 from wavepp.core.errors import WaveppError
-from wavepp.core.frame_types import TensorSpec
+from wavepp.core.wire.types import TensorSpec
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 NamedTensor: TypeAlias = tuple[TensorSpec, Buffer]

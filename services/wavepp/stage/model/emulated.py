@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from wavepp.core.frame_types import TensorSpec
+from wavepp.core.wire.types import TensorSpec
 from wavepp.stage.model.base import (
     REASON_STATE_MISMATCH,
     Job,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from wavepp.core.frame_types import TensorSpec
+from wavepp.core.wire.types import TensorSpec
 from wavepp.stage.model.base import (
     REASON_NONFINITE,
     Job,

@@ -1,0 +1,1 @@
+"""One stage's cache: blocks, leases, escrow, snapshots."""

@@ -1,0 +1,1 @@
+"""What the cache directory decides: hints, admission rounds, the ledger."""

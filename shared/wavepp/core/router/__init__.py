@@ -1,0 +1,1 @@
+"""What the router decides: the queue, attempts, waves, answers, epochs."""

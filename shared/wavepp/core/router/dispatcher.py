@@ -1,0 +1,461 @@
+"""What the router decides: whom to admit, which waves to issue, what to answer.
+
+Pure: `handle(event, now_ms)` returns instructions. The dispatcher owns every request from the door to its last token;
+the directory decides about room, the stages only execute. After anything broke, what runs goes back to its place in
+the queue and is asked for again under a new grant id: an old message can then do no harm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from wavepp.core.directory.endpoint import ReuseExplanation
+from wavepp.core.directory.events import Attempt, Granted, NeverFits, Verdict, Void, Wait
+from wavepp.core.errors import InvariantError, WaveppError
+from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, WaveId, grant_id
+from wavepp.core.limits import KEY_BYTES, ROUND_ATTEMPTS_MAX, TOKEN_BYTES
+from wavepp.core.router.events import (
+    Decided,
+    DirectoryChanged,
+    EmitToken,
+    Event,
+    Fail,
+    Finish,
+    Instruction,
+    IssuedChunk,
+    IssueWave,
+    PipelineBroken,
+    PipelineReady,
+    RetryAfter,
+    RetryDue,
+    RoomChanged,
+    SendAdmit,
+    SendCancel,
+    SendComputed,
+    SendEnded,
+    StepDone,
+    Stop,
+    Submit,
+    WaveDone,
+)
+from wavepp.core.router.queue import AdmissionQueue
+from wavepp.core.router.requests import (
+    ChosenToken,
+    Failure,
+    FailureKind,
+    NewRequest,
+    Outcome,
+    RequestEvent,
+    RequestRecord,
+    RequestState,
+    Times,
+)
+from wavepp.core.waves.cost_fit import FitReport
+from wavepp.core.waves.planner import WavePlanner
+from wavepp.core.waves.types import Chunk
+
+BATCHES_MAX: Final = 2
+"""One that the stages answer, one that waits for the ledger."""
+
+DIRECTORY_RETRY_MS: Final = 250
+
+
+class DuplicateRequestError(WaveppError):
+    """The id is in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchLimits:
+    """`running_max`: grants at once. `attempts_max`: how often a request is tried before it fails."""
+
+    queue_requests_max: int
+    queue_tokens_max: int
+    queue_retry_after_ms: int
+    running_max: int
+    attempts_max: int
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A wave that the last stage has not done."""
+
+    chunks: tuple[Chunk, ...]
+    ended: tuple[GrantId, ...]
+    in_stage0: bool = True
+
+
+class Dispatcher:
+    """The state of one router for one pipeline. Owned by one thread."""
+
+    def __init__(self, *, limits: DispatchLimits, planner: WavePlanner, block_tokens: int) -> None:
+        self.epoch = PipelineEpoch(0)
+        self.waves_done = 0
+        self.requests_done = 0
+        self.requests_failed = 0
+        self._limits = limits
+        self._planner = planner
+        self._block_tokens = block_tokens
+        self._queue = AdmissionQueue(
+            requests_max=limits.queue_requests_max,
+            tokens_max=limits.queue_tokens_max,
+            retry_after_ms=limits.queue_retry_after_ms,
+        )
+        self._requests: dict[RequestId, RequestRecord] = {}
+        self._by_grant: dict[GrantId, RequestRecord] = {}
+        self._batches: dict[int, dict[GrantId, RequestRecord]] = {}
+        self._unanswered: int | None = None
+        self._waves: dict[WaveId, _InFlight] = {}
+        self._ending: set[GrantId] = set()
+        self._ready = False
+        self._directory_ready = False
+        self._retry_pending = False
+        self._arrivals = 0
+        self._grants_made = 0
+        self._batch = 0
+        self._wave = 0
+
+    # ---- views ----
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a grant and are not being asked for."""
+        return len(self._queue)
+
+    @property
+    def admitting(self) -> int:
+        """Requests that the directory decides about."""
+        return sum(len(members) for members in self._batches.values())
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a grant."""
+        return len(self._by_grant)
+
+    @property
+    def waves_in_flight(self) -> int:
+        """Waves issued and not done."""
+        return len(self._waves)
+
+    @property
+    def idle(self) -> bool:
+        """No request and no end of a grant is under way."""
+        return not self._requests and not self._waves and not self._planner.has_work() and not self._ending
+
+    def cost_reports(self) -> list[FitReport]:
+        """What the wave policy has learned of every stage's steps."""
+        return self._planner.cost_reports()
+
+    def live_grants(self) -> frozenset[GrantId]:
+        """Granted, and not known to have ended on every stage."""
+        return frozenset(self._by_grant) | frozenset(self._ending)
+
+    def request_of(self, grant: GrantId) -> RequestId | None:
+        """The request that asks for, or runs under, this grant."""
+        record = self._by_grant.get(grant)
+        for members in self._batches.values():
+            record = record or members.get(grant)
+        return record.request if record else None
+
+    def check(self, request: RequestId, prompt_tokens: int) -> None:
+        """Raises DuplicateRequestError or QueueFullError when a new request cannot be taken now."""
+        if request in self._requests:
+            raise DuplicateRequestError(f"request id {request!r} is in flight; wait for it or choose another id")
+        self._queue.check_room(prompt_tokens)
+
+    # ---- events ----
+
+    def handle(self, event: Event, now_ms: float) -> list[Instruction]:
+        """Apply one event. `Submit` raises what `check` raises."""
+        out: list[Instruction] = []
+        match event:
+            case Submit():
+                self._submit(event.new, now_ms)
+            case Stop():
+                self._stop(event, out)
+            case Decided():
+                self._decided(event, now_ms, out)
+            case DirectoryChanged():
+                self._directory_changed(event)
+            case RetryDue():
+                self._retry_pending = False
+                self._queue.unblock()
+            case RoomChanged():
+                self._queue.room(event.stage, event.room)
+            case StepDone():
+                if event.epoch == self.epoch and event.wave in self._waves:
+                    self._waves[event.wave].in_stage0 = False
+            case WaveDone():
+                self._wave_done(event, now_ms, out)
+            case PipelineBroken():
+                self._broken(event.reason, out)
+            case PipelineReady():
+                self.epoch, self._grants_made, self._ready = event.epoch, 0, True
+                self._queue.forget_rooms()
+        self._admit(now_ms, out)
+        self._retry_later(out)
+        self._issue(out)
+        return out
+
+    def _submit(self, new: NewRequest, now_ms: float) -> None:
+        self.check(new.request, len(new.prompt) // TOKEN_BYTES)
+        self._arrivals += 1
+        record = RequestRecord(new, self._arrivals, Times(now_ms), tokens=bytearray(new.prompt))
+        record.keys = bytearray(new.keys)
+        self._requests[new.request] = record
+        self._queue.push(record)
+
+    def _stop(self, event: Stop, out: list[Instruction]) -> None:
+        record = self._requests.get(event.request)
+        if record is not None:
+            self._give_up(record, event.kind, event.message, out)
+
+    def _give_up(self, record: RequestRecord, kind: FailureKind, message: str, out: list[Instruction]) -> None:
+        """End a request without its tokens, wherever it is."""
+        if record.state is RequestState.QUEUED:
+            self._queue.remove(record)
+        elif record.state is RequestState.ADMITTING and record.grant is not None:
+            # It stays in its batch until the directory has told the outcome; that is then ignored.
+            out.append(SendCancel((record.grant,)))
+        elif record.state is RequestState.RUNNING and record.grant is not None:
+            self._end_grant(record)
+        record.apply(RequestEvent.STOPPED)
+        self._requests.pop(record.request, None)
+        self.requests_failed += 1
+        out.append(Fail(Failure(record.request, kind, message)))
+
+    def _end_grant(self, record: RequestRecord) -> None:
+        if record.grant is None:
+            raise InvariantError(f"request {record.request} runs without a grant")
+        self._by_grant.pop(record.grant, None)
+        self._ending.add(record.grant)
+        self._planner.end(record.grant)
+
+    # ---- admission ----
+
+    def _admit(self, now_ms: float, out: list[Instruction]) -> None:
+        if not (self._ready and self._directory_ready):
+            return
+        if self._unanswered is not None or len(self._batches) >= BATCHES_MAX:
+            return
+        free = self._limits.running_max - self.running - self.admitting
+        records = self._queue.take(min(free, ROUND_ATTEMPTS_MAX)) if free > 0 else []
+        if not records:
+            return
+        self._batch += 1
+        members: dict[GrantId, RequestRecord] = {}
+        attempts = []
+        for record in records:
+            self._grants_made += 1
+            grant = grant_id(self.epoch, self._grants_made)
+            record.begin_attempt(grant)
+            record.times.asked = record.times.asked or now_ms
+            members[grant] = record
+            attempts.append(
+                Attempt(grant, record.prefill_tokens, record.total_tokens, bytes(record.keys), record.new.context)
+            )
+        self._batches[self._batch] = members
+        self._unanswered = self._batch
+        out.append(SendAdmit(self._batch, self.epoch, tuple(attempts)))
+
+    def _decided(self, event: Decided, now_ms: float, out: list[Instruction]) -> None:
+        members = self._batches.get(event.batch)
+        if members is None:
+            return
+        if event.answered and self._unanswered == event.batch:
+            self._unanswered = None
+        refused: list[tuple[RequestRecord, Wait]] = []
+        for grant, verdict in event.decisions:
+            record = members.pop(grant, None)
+            if record is not None and record.state is RequestState.ADMITTING and record.grant == grant:
+                self._apply_verdict(record, grant, verdict, now_ms, refused, out)
+        if not members:
+            del self._batches[event.batch]
+        self._queue.refused(refused)
+
+    def _retry_later(self, out: list[Instruction]) -> None:
+        """Nobody says when the directory can decide again, so the head asks again after a while."""
+        waiting = self._queue.waiting_for
+        if waiting is not None and waiting.pool == "directory" and not self._retry_pending:
+            self._retry_pending = True
+            out.append(RetryAfter(DIRECTORY_RETRY_MS))
+
+    def _apply_verdict(
+        self,
+        record: RequestRecord,
+        grant: GrantId,
+        verdict: Verdict,
+        now_ms: float,
+        refused: list[tuple[RequestRecord, Wait]],
+        out: list[Instruction],
+    ) -> None:
+        match verdict:
+            case Granted():
+                record.apply(RequestEvent.GRANTED)
+                if not record.outputs:
+                    # A later attempt goes on after tokens that the client has: its first token came before this.
+                    record.times.granted = now_ms
+                record.attempts += 1
+                record.endpoint_tokens = verdict.endpoint_tokens
+                record.reuse = verdict.reuse
+                self._by_grant[grant] = record
+                keep_alive = len(record.outputs) + 1 < record.new.output_tokens_max
+                self._planner.add(grant, verdict.endpoint_tokens, record.prefill_tokens, keep_alive)
+            case Wait():
+                record.apply(RequestEvent.REFUSED)
+                refused.append((record, verdict))
+            case NeverFits():
+                message = (
+                    f"needs {verdict.needed} of pool {verdict.pool!r} on stage {verdict.stage}, which has "
+                    f"{verdict.capacity}; shorten the prompt or the output budget, or give the stages more blocks"
+                )
+                self._give_up(record, FailureKind.NEVER_FITS, message, out)
+            case Void():
+                # Not at once: should it be void again, the two would talk in circles.
+                record.apply(RequestEvent.REFUSED)
+                refused.append((record, Wait(None, "directory")))
+
+    def _directory_changed(self, event: DirectoryChanged) -> None:
+        if event.new_stream:
+            for members in self._batches.values():
+                for grant, record in members.items():
+                    if record.state is RequestState.ADMITTING and record.grant == grant:
+                        record.apply(RequestEvent.BROKEN)
+                        self._queue.push(record)
+            self._batches.clear()
+            self._unanswered = None
+        self._directory_ready = event.ready
+        self._queue.unblock()
+
+    # ---- waves ----
+
+    def _issue(self, out: list[Instruction]) -> None:
+        while self._ready:
+            in_stage0 = sum(1 for w in self._waves.values() if w.in_stage0)
+            ends_in_flight = any(not w.chunks for w in self._waves.values())
+            planned = self._planner.plan(len(self._waves), in_stage0, ends_in_flight)
+            if planned is None:
+                return
+            self._wave += 1
+            wave = WaveId(self._wave)
+            self._waves[wave] = _InFlight(planned.chunks, planned.ended)
+            chunks = tuple(self._with_tokens(c) for c in planned.chunks)
+            out.append(IssueWave(wave, self.epoch, chunks, planned.ended))
+
+    def _with_tokens(self, chunk: Chunk) -> IssuedChunk:
+        record = self._by_grant[chunk.grant]
+        record.waves += 1
+        end = chunk.start + chunk.length
+        computed = min(end, record.prompt_tokens) - chunk.start
+        record.computed_tokens += max(0, computed)
+        tokens = bytes(memoryview(record.tokens)[chunk.start * TOKEN_BYTES : end * TOKEN_BYTES])
+        return IssuedChunk(chunk, record.request, tokens, self._decode_keys(record, chunk))
+
+    def _decode_keys(self, record: RequestRecord, chunk: Chunk) -> bytes:
+        """The key of the block that a decode step fills, which admission could not know."""
+        end = chunk.start + chunk.length
+        if not chunk.decode or end % self._block_tokens:
+            return b""
+        record.extend_keys(self._block_tokens)
+        block = end // self._block_tokens - 1
+        return bytes(record.keys[block * KEY_BYTES : (block + 1) * KEY_BYTES])
+
+    def _wave_done(self, event: WaveDone, now_ms: float, out: list[Instruction]) -> None:
+        wave = self._waves.pop(event.wave, None) if event.epoch == self.epoch else None
+        if wave is None:
+            return
+        self.waves_done += 1
+        self._planner.measured(wave.chunks, event.steps)
+        for failed in event.failed:
+            record = self._by_grant.get(failed.grant)
+            if record is not None:
+                self._give_up(record, FailureKind.INTERNAL, f"stage {failed.stage}: {failed.reason}", out)
+        computed: list[GrantId] = []
+        for grant, chosen in event.results:
+            record = self._by_grant.get(grant)
+            if record is not None:
+                if record.prefill_tokens == record.length:
+                    computed.append(grant)
+                self._token(record, grant, chosen, now_ms, out)
+        ended = tuple(g for g in wave.ended if g in self._ending)
+        self._ending.difference_update(ended)
+        if computed:
+            out.append(SendComputed(tuple(computed)))
+        if ended:
+            out.append(SendEnded(ended))
+
+    def _token(
+        self,
+        record: RequestRecord,
+        grant: GrantId,
+        chosen: ChosenToken,
+        now_ms: float,
+        out: list[Instruction],
+    ) -> None:
+        record.times.first_token = record.times.first_token or now_ms
+        record.add_output(chosen)
+        out.append(EmitToken(record.request, len(record.outputs) - 1, chosen))
+        reason = record.finish_reason()
+        if not reason:
+            self._planner.add_decode(grant, record.length - 1)
+            return
+        record.apply(RequestEvent.FINISHED)
+        record.times.done = now_ms
+        self._end_grant(record)
+        self._requests.pop(record.request, None)
+        self.requests_done += 1
+        out.append(Finish(_outcome(record, reason)))
+
+    # ---- when something broke ----
+
+    def _broken(self, reason: str, out: list[Instruction]) -> None:
+        """Everything that runs goes back to its place in the queue; the stages and the directory forget by epoch."""
+        self._ready = False
+        self._waves.clear()
+        self._ending.clear()
+        self._planner.reset()
+        self._batches.clear()
+        self._unanswered = None
+        self._by_grant.clear()
+        self._queue.forget_rooms()
+        for record in list(self._requests.values()):
+            if record.state not in (RequestState.ADMITTING, RequestState.RUNNING):
+                continue
+            record.apply(RequestEvent.BROKEN)
+            record.grant = None
+            record.extend_keys(self._block_tokens)
+            self._queue.push(record)
+            if record.attempts >= self._limits.attempts_max:
+                message = f"the pipeline broke in each of {record.attempts} attempts, the limit; last: {reason}"
+                self._give_up(record, FailureKind.PIPELINE, message, out)
+
+    def validate(self) -> None:
+        """Check what must hold between events."""
+        self._planner.validate()
+        for grant, record in self._by_grant.items():
+            if record.grant != grant or record.state is not RequestState.RUNNING:
+                raise InvariantError(f"grant {grant} belongs to a request in state {record.state}")
+        running = {r.grant for r in self._requests.values() if r.state is RequestState.RUNNING}
+        if running != set(self._by_grant):
+            raise InvariantError("running requests and their grants differ")
+        queued = sum(1 for r in self._requests.values() if r.state is RequestState.QUEUED)
+        if queued != len(self._queue):
+            raise InvariantError(f"{queued} requests are queued, the queue holds {len(self._queue)}")
+
+
+def _outcome(record: RequestRecord, reason: str) -> Outcome:
+    reuse = record.reuse or ReuseExplanation(record.prompt_tokens, 0, 0, 0, 0, None)
+    return Outcome(
+        request=record.request,
+        tokens=tuple(record.outputs),
+        finish_reason=reason,
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=min(record.endpoint_tokens, record.prompt_tokens),
+        computed_tokens=record.computed_tokens,
+        reuse=reuse,
+        waits=record.waits,
+        waited_for=record.waited_for,
+        waves=record.waves,
+        attempts=record.attempts,
+        times=record.times,
+    )

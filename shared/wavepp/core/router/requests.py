@@ -1,0 +1,208 @@
+"""One request as the router sees it, from arrival to its last token.
+
+QUEUED --sent to admission--> ADMITTING --granted--> RUNNING --last token--> DONE
+   ^_______ refused (waits) ______/                     |
+   ^________________ the pipeline broke ________________/         any --cancelled, failed--> DONE
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from wavepp.core.directory.endpoint import ReuseExplanation
+from wavepp.core.errors import TransitionError
+from wavepp.core.ids import GrantId, PrefixKey, RequestId
+from wavepp.core.keys import extend_keys, key_at
+from wavepp.core.limits import KEY_BYTES, TOKEN_BYTES
+from wavepp.core.tokens import encode_tokens
+
+
+class RequestState(Enum):
+    """Where a request is."""
+
+    QUEUED = "queued"
+    ADMITTING = "admitting"
+    RUNNING = "running"
+    DONE = "done"
+
+
+class RequestEvent(Enum):
+    """What can happen to a request."""
+
+    ASK = "ask"
+    REFUSED = "refused"
+    GRANTED = "granted"
+    BROKEN = "broken"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+
+
+TRANSITIONS: Final[dict[tuple[RequestState, RequestEvent], RequestState]] = {
+    (RequestState.QUEUED, RequestEvent.ASK): RequestState.ADMITTING,
+    (RequestState.QUEUED, RequestEvent.STOPPED): RequestState.DONE,
+    (RequestState.ADMITTING, RequestEvent.REFUSED): RequestState.QUEUED,
+    (RequestState.ADMITTING, RequestEvent.GRANTED): RequestState.RUNNING,
+    (RequestState.ADMITTING, RequestEvent.BROKEN): RequestState.QUEUED,
+    (RequestState.ADMITTING, RequestEvent.STOPPED): RequestState.DONE,
+    (RequestState.RUNNING, RequestEvent.BROKEN): RequestState.QUEUED,
+    (RequestState.RUNNING, RequestEvent.FINISHED): RequestState.DONE,
+    (RequestState.RUNNING, RequestEvent.STOPPED): RequestState.DONE,
+}
+
+
+class FailureKind(Enum):
+    """Why a request ended without its tokens."""
+
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    NEVER_FITS = "never fits"
+    PIPELINE = "pipeline"
+    INTERNAL = "internal"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request that passed the door's checks.
+
+    `prompt`: token bytes. `keys`: packed keys of its full blocks; `root_key`: what the chain begins with.
+    `output_tokens_max`: the output budget, at least 1. `context` goes to the stages as it is.
+    """
+
+    request: RequestId
+    prompt: bytes
+    root_key: PrefixKey
+    keys: bytes
+    output_tokens_max: int
+    end_tokens: frozenset[int]
+    priority: int
+    context: object
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenToken:
+    """A token that the last stage chose."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Times:
+    """Milliseconds on the router's monotonic clock; 0 until it happened."""
+
+    arrived: float
+    asked: float = 0.0
+    granted: float = 0.0
+    first_token: float = 0.0
+    done: float = 0.0
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """A request in the router. `tokens` is the prompt followed by what was generated."""
+
+    new: NewRequest
+    order: int
+    times: Times
+    state: RequestState = RequestState.QUEUED
+    tokens: bytearray = field(default_factory=bytearray)
+    keys: bytearray = field(default_factory=bytearray)
+    outputs: list[ChosenToken] = field(default_factory=list)
+    grant: GrantId | None = None
+    endpoint_tokens: int = 0
+    reuse: ReuseExplanation | None = None
+    prefill_tokens: int = 0
+    """Length of what this attempt prefills: the prompt, and what earlier attempts generated."""
+    computed_tokens: int = 0
+    waves: int = 0
+    attempts: int = 0
+    waits: int = 0
+    waited_for: tuple[int | None, str] = (None, "")
+
+    @property
+    def request(self) -> RequestId:
+        """The request's id."""
+        return self.new.request
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Smaller goes first: higher priority, then earlier arrival."""
+        return (-self.new.priority, self.order)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the client's prompt."""
+        return len(self.new.prompt) // TOKEN_BYTES
+
+    @property
+    def total_tokens(self) -> int:
+        """Most tokens that ever have a cache entry: the last output is never fed back."""
+        return self.prompt_tokens + self.new.output_tokens_max - 1
+
+    @property
+    def length(self) -> int:
+        """Tokens known so far."""
+        return len(self.tokens) // TOKEN_BYTES
+
+    def apply(self, event: RequestEvent) -> None:
+        """Change state; raises TransitionError for an impossible pair."""
+        following = TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise TransitionError(f"request {self.request}", self.state.value, event.value)
+        self.state = following
+
+    def begin_attempt(self, grant: GrantId) -> None:
+        """The request is asked for under a new grant id."""
+        self.apply(RequestEvent.ASK)
+        self.grant = grant
+        self.prefill_tokens = self.length
+
+    def add_output(self, chosen: ChosenToken) -> None:
+        """Append a generated token."""
+        self.outputs.append(chosen)
+        self.tokens += encode_tokens((chosen.token,))
+
+    def finish_reason(self) -> str:
+        """ "stop", "length", or empty while the request goes on."""
+        if self.outputs and self.outputs[-1].token in self.new.end_tokens:
+            return "stop"
+        return "length" if len(self.outputs) >= self.new.output_tokens_max else ""
+
+    def extend_keys(self, block_tokens: int) -> None:
+        """Bring `keys` up to the full blocks of `tokens`."""
+        have = len(self.keys) // KEY_BYTES
+        if self.length // block_tokens > have:
+            previous = key_at(bytes(self.keys[-KEY_BYTES:]), 0) if have else self.new.root_key
+            unhashed = bytes(self.tokens[have * block_tokens * TOKEN_BYTES :])
+            self.keys += extend_keys(previous, block_tokens, unhashed)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished request."""
+
+    request: RequestId
+    tokens: tuple[ChosenToken, ...]
+    finish_reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    reuse: ReuseExplanation
+    waits: int
+    waited_for: tuple[int | None, str]
+    waves: int
+    attempts: int
+    times: Times
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that ended without all of its tokens."""
+
+    request: RequestId
+    kind: FailureKind
+    message: str

@@ -1,0 +1,1 @@
+"""What a stage decides: grants, jobs in order."""

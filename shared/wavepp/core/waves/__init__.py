@@ -1,0 +1,1 @@
+"""What goes into the pipeline next: which tokens of which grants, and what that costs."""
