@@ -24,8 +24,8 @@ from wavepp.core.keys import Namespace, prefix_keys
 from wavepp.core.limits import KEY_BYTES
 from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.waves.policies import MpuPolicy
-from wavepp.core.waves.types import PlannerConfig
-from wavepp.core.wire.types import FrameChunk, StepTime, TensorSpec
+from wavepp.core.waves.types import PlannerConfig, StepTime
+from wavepp.core.wire.types import FrameChunk, TensorSpec
 from wavepp.core.wire.wave_header import FrameHeader
 
 LONG_TOKENS: Final = 262_144

@@ -15,8 +15,7 @@ from perf.stats import percentile
 from wavepp.core.ids import GrantId, StageIndex
 from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.waves.policy_factory import POLICY_NAMES, PolicyName, make_policy
-from wavepp.core.waves.types import PlannedWave, PlannerConfig
-from wavepp.core.wire.types import StepTime
+from wavepp.core.waves.types import PlannedWave, PlannerConfig, StepTime
 
 QUEUED: Final = 1000
 BEGUN: Final = 128

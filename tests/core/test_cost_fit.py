@@ -15,7 +15,7 @@ from wavepp.core.ids import StageIndex
 from wavepp.core.waves.cost import Amount, StageCost, amount, total
 from wavepp.core.waves.cost_fit import FitState, StageFit
 from wavepp.core.waves.cost_model import CostModel
-from wavepp.core.wire.types import StepTime
+from wavepp.core.waves.types import StepTime
 
 TRUE = StageCost(launch_ms=6.0, token_ms=0.018, pair_ms=7e-8)
 SHORT, LONG = amount(0, 2048), amount(120_000, 4096)

@@ -15,8 +15,7 @@ from wavepp.core.waves.cost_fit import FitState
 from wavepp.core.waves.cost_policy import CostPolicy, default_prior
 from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.waves.policies import QueueView
-from wavepp.core.waves.types import Chunk, PlannerConfig
-from wavepp.core.wire.types import StepTime
+from wavepp.core.waves.types import Chunk, PlannerConfig, StepTime
 
 M = 16_384
 TRUE = StageCost(launch_ms=6.0, token_ms=0.018, pair_ms=7e-8)

@@ -24,8 +24,7 @@ from wavepp.core.router.requests import ChosenToken, FailureKind, NewRequest
 from wavepp.core.tokens import decode_tokens, encode_tokens
 from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.waves.policies import StaticPolicy
-from wavepp.core.waves.types import PlannerConfig
-from wavepp.core.wire.types import FailedGrant
+from wavepp.core.waves.types import FailedGrant, PlannerConfig
 
 B = 4
 NAMESPACE = Namespace("model", "f32", B, None, None)

@@ -24,16 +24,9 @@ from wavepp.core.limits import (
     STAGES_MAX,
     WAVE_REQUESTS_MAX,
 )
+from wavepp.core.waves.types import FailedGrant, StepTime
 from wavepp.core.wire.prologue import PROLOGUE_BYTES, FrameError, FrameKind, Prologue
-from wavepp.core.wire.types import (
-    DTYPE_BYTES,
-    POSITION_MAX,
-    REASON_BYTES_MAX,
-    FailedGrant,
-    FrameChunk,
-    StepTime,
-    TensorSpec,
-)
+from wavepp.core.wire.types import DTYPE_BYTES, POSITION_MAX, REASON_BYTES_MAX, FrameChunk, TensorSpec
 from wavepp.core.wire.wave_header import FrameHeader
 
 BIG = 2**63 - 1

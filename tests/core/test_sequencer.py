@@ -14,7 +14,8 @@ from wavepp.core.stage import events as sm
 from wavepp.core.stage.grants import GrantState
 from wavepp.core.stage.sequencer import JOBS_AHEAD, UNSENT_MAX, Sequencer
 from wavepp.core.tokens import encode_tokens
-from wavepp.core.wire.types import FailedGrant, FrameChunk, StepTime
+from wavepp.core.waves.types import FailedGrant, StepTime
+from wavepp.core.wire.types import FrameChunk
 
 B = 4
 EPOCH = PipelineEpoch(1)

@@ -16,8 +16,7 @@ from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.waves.policies import MpuPolicy, QueueView, StaticPolicy, WavePolicy
 from wavepp.core.waves.target import Cutting, WaveSize
 from wavepp.core.waves.time_packing import TimeBudget
-from wavepp.core.waves.types import PlannedWave, PlannerConfig
-from wavepp.core.wire.types import StepTime
+from wavepp.core.waves.types import PlannedWave, PlannerConfig, StepTime
 
 A = 4  # alignment, so that small numbers reach all cases
 

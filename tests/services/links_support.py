@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
+from wavepp.core.wire.hello import Hello
 from wavepp.stage.links.base import LinkListener, LinkOptions, Transport
-from wavepp.stage.links.hello import Hello, HelloCheck, expecting
+from wavepp.stage.links.hello_check import HelloCheck, expecting
 from wavepp.stage.links.registry import TransportKind, make_transport
 from wavepp.stage.links.session import LinkSession
 

@@ -17,10 +17,11 @@ from links_support import HELLO, KINDS, MIB, OPTIONS, SCHEME, connected, listeni
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
 from wavepp.core.limits import FRAME_HEADER_BYTES_MAX, FRAMES_UNREAD_MAX
+from wavepp.core.wire.hello import Hello
 from wavepp.core.wire.prologue import PROLOGUE_BYTES
 from wavepp.stage.links.errors import HelloRefusedError, LinkConnectError, LinkLostError, LossReason
 from wavepp.stage.links.faulty import FaultPlan, FaultyTransport, wrap
-from wavepp.stage.links.hello import Hello, expecting
+from wavepp.stage.links.hello_check import expecting
 from wavepp.stage.links.registry import TransportKind, make_transport
 from wavepp.stage.links.session import LinkSession
 

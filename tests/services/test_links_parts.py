@@ -14,16 +14,11 @@ from links_support import HELLO, OPTIONS, options
 
 from wavepp.core.errors import InvalidInputError, PeerProtocolError
 from wavepp.core.limits import FRAME_PAYLOAD_BYTES_MAX, NAME_BYTES_MAX
+from wavepp.core.wire.goodbye import BYE_BYTES_MAX, ByeCode, decode_bye, encode_bye
+from wavepp.core.wire.hello import HELLO_BYTES_MAX, Hello, decode_hello, encode_hello
 from wavepp.stage.links.errors import HelloRefusedError, TransportUnavailableError
-from wavepp.stage.links.framing import (
-    BYE_BYTES_MAX,
-    ByeCode,
-    decode_bye,
-    encode_bye,
-    flat_views,
-    writable_view,
-)
-from wavepp.stage.links.hello import HELLO_BYTES_MAX, Hello, decode_hello, encode_hello, expecting
+from wavepp.stage.links.framing import flat_views, writable_view
+from wavepp.stage.links.hello_check import expecting
 from wavepp.stage.links.pieces import piece_sizes, pieces
 from wavepp.stage.links.registry import make_transport
 

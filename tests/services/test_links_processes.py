@@ -16,7 +16,7 @@ import uvloop
 from links_support import HELLO, KINDS, MIB, connected, listening, options, pattern, peer_process
 
 from wavepp.stage.links.errors import LinkLostError, LossReason
-from wavepp.stage.links.hello import expecting
+from wavepp.stage.links.hello_check import expecting
 from wavepp.stage.links.registry import TransportKind, make_transport
 
 LOST_WITHIN_S = 2.0

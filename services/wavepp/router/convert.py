@@ -9,7 +9,7 @@ from wavepp.core.errors import InvariantError, PeerProtocolError
 from wavepp.core.ids import GrantId, PipelineEpoch, StageIndex, WaveId
 from wavepp.core.router import events as dm
 from wavepp.core.router.requests import ChosenToken, Outcome
-from wavepp.core.wire.types import FailedGrant, StepTime
+from wavepp.core.waves.types import FailedGrant, StepTime
 from wavepp.v1 import directory_pb2, prefill_pb2, stage_pb2, types_pb2
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from wavepp.core.ids import PipelineEpoch, RequestId, WaveId
 from wavepp.core.router.events import IssuedChunk
-from wavepp.core.wire.types import StepTime
+from wavepp.core.waves.types import StepTime
 from wavepp.v1 import prefill_pb2, types_pb2
 
 

@@ -10,7 +10,8 @@ from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import GrantId, PipelineEpoch, RoundId, WaveId
 from wavepp.core.limits import CHUNK_KEYS_MAX, KEY_BYTES, ROUND_ATTEMPTS_MAX, TOKEN_BYTES, WAVE_REQUESTS_MAX
 from wavepp.core.stage import events as sm
-from wavepp.core.wire.types import FrameChunk, StepTime
+from wavepp.core.waves.types import StepTime
+from wavepp.core.wire.types import FrameChunk
 from wavepp.core.wire.wave_header import FrameHeader
 from wavepp.stage.model.base import Buffer, Job, JobChunk, NamedTensor, SampledToken, Sampling
 from wavepp.v1 import stage_pb2, types_pb2

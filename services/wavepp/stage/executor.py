@@ -13,7 +13,7 @@ from typing import Final
 
 from wavepp.core.ids import GrantId, StageIndex, WaveId
 from wavepp.core.stage.events import JobDone
-from wavepp.core.wire.types import StepTime
+from wavepp.core.waves.types import StepTime
 from wavepp.stage.model.base import Job, JobResult, StageModel
 
 _log = logging.getLogger(__name__)

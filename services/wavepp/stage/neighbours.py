@@ -16,13 +16,13 @@ from typing import Final
 
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
 from wavepp.core.stage.events import SendWave, WaveArrived
+from wavepp.core.wire.hello import Hello
 from wavepp.core.wire.wave_header import FrameHeader
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.tasks import TaskOwner
 from wavepp.stage.convert import frame_of_wave, wave_of_frame
 from wavepp.stage.links.base import Link, LinkListener, Transport
 from wavepp.stage.links.errors import HelloRefusedError, LinkConnectError, LinkLostError
-from wavepp.stage.links.hello import Hello
 
 _log = logging.getLogger(__name__)
 

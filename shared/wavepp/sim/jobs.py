@@ -11,7 +11,7 @@ from wavepp.core.ids import StageIndex
 from wavepp.core.router import events as dm
 from wavepp.core.stage import events as sm
 from wavepp.core.waves.cost import StageCost, total
-from wavepp.core.wire.types import StepTime
+from wavepp.core.waves.types import StepTime
 
 Failing: TypeAlias = Callable[[StageIndex, sm.JobChunk], str]
 """Why a chunk's output is not finite on a stage; empty while all is well."""

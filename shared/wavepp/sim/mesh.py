@@ -29,8 +29,6 @@ from wavepp.sim.mesh_directory import SimDirectory
 from wavepp.sim.mesh_router import SimRouter
 from wavepp.sim.mesh_stages import SimStages, StageProcess
 
-__all__ = ["MeshConfig", "SimMesh"]
-
 
 class SimMesh:
     """One pipeline of simulated processes. Drive it with `submit`, `cancel`, `kill_stage`, ... and `run`.

@@ -21,8 +21,7 @@ from wavepp.core.router.requests import ChosenToken, NewRequest
 from wavepp.core.waves.cost import StageCost, amount, total
 from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.waves.policies import WavePolicy
-from wavepp.core.waves.types import PlannerConfig
-from wavepp.core.wire.types import StepTime
+from wavepp.core.waves.types import PlannerConfig, StepTime
 from wavepp.sim.clock import VirtualClock
 from wavepp.sim.results import Finished, Log
 from wavepp.sim.stages import TimedStages

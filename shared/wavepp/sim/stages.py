@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from wavepp.core.ids import StageIndex
 from wavepp.core.waves.cost import Amount, StageCost
-from wavepp.core.wire.types import StepTime
+from wavepp.core.waves.types import StepTime
 from wavepp.sim.results import WaveSpan
 
 _NS_PER_MS = 1e6

@@ -11,8 +11,9 @@ import numpy as np
 
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.limits import FRAME_PAYLOAD_BYTES_MAX
+from wavepp.core.wire.hello import Hello
 from wavepp.stage.links.errors import LinkLostError
-from wavepp.stage.links.hello import Hello, HelloCheck
+from wavepp.stage.links.hello_check import HelloCheck
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

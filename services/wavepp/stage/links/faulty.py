@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wavepp.core.errors import InvalidInputError
+from wavepp.core.wire.hello import Hello
 from wavepp.core.wire.prologue import FrameKind, Prologue
 from wavepp.stage.links.base import Link, LinkCounters, LinkListener, ReceivedFrame, Transport
 from wavepp.stage.links.errors import LinkLostError
 from wavepp.stage.links.framing import flat_views
-from wavepp.stage.links.hello import Hello, HelloCheck
+from wavepp.stage.links.hello_check import HelloCheck
 from wavepp.stage.links.session import LinkSession
 
 if TYPE_CHECKING:

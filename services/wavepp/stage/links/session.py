@@ -14,18 +14,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from wavepp.core.errors import InvalidInputError, PeerProtocolError
 from wavepp.core.limits import FRAME_HEADER_BYTES_MAX, FRAMES_UNREAD_MAX
+from wavepp.core.wire.goodbye import BYE_BYTES_MAX, ByeCode, decode_bye, encode_bye
+from wavepp.core.wire.hello import HELLO_BYTES_MAX, Hello, decode_hello, encode_hello
 from wavepp.core.wire.prologue import FrameError, FrameKind, Prologue
 from wavepp.stage.links.base import LinkCounters, LinkOptions, ReceivedFrame
 from wavepp.stage.links.errors import HelloRefusedError, LinkConnectError, LinkLostError, LossReason
-from wavepp.stage.links.framing import BYE_BYTES_MAX, ByeCode, decode_bye, encode_bye, flat_views, writable_view
-from wavepp.stage.links.hello import (
-    HELLO_BYTES_MAX,
-    Hello,
-    HelloCheck,
-    decode_hello,
-    encode_hello,
-    require_mirror,
-)
+from wavepp.stage.links.framing import flat_views, writable_view
+from wavepp.stage.links.hello_check import HelloCheck, require_mirror
 from wavepp.stage.links.pulse import Pulse
 from wavepp.stage.links.wire import Wire
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlsplit
 
 from wavepp.core.errors import InvalidInputError, PeerProtocolError
+from wavepp.core.wire.hello import Hello
 from wavepp.core.wire.prologue import PROLOGUE_BYTES, Prologue
 from wavepp.stage.links.base import LinkOptions
 from wavepp.stage.links.errors import LinkConnectError, LossReason
-from wavepp.stage.links.hello import Hello, HelloCheck
+from wavepp.stage.links.hello_check import HelloCheck
 from wavepp.stage.links.reception import Reception
 from wavepp.stage.links.session import LinkSession
 

@@ -7,9 +7,10 @@ import socket as net
 import weakref
 from typing import Any
 
+from wavepp.core.wire.hello import Hello
 from wavepp.stage.links.base import LinkOptions
 from wavepp.stage.links.errors import LinkConnectError
-from wavepp.stage.links.hello import Hello, HelloCheck
+from wavepp.stage.links.hello_check import HelloCheck
 from wavepp.stage.links.reception import Reception
 from wavepp.stage.links.session import LinkSession
 from wavepp.stage.links.socket import split_address

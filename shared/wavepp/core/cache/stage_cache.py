@@ -17,54 +17,15 @@ from __future__ import annotations
 
 from wavepp.core.cache.admission import CacheAdmission
 from wavepp.core.cache.blocks import NO_PARENT
-from wavepp.core.cache.changes import CacheChange, CacheChanges, ChangeKind, DumpPiece
-from wavepp.core.cache.eviction import EvictionPolicy, LeastRecentlyUsed
+from wavepp.core.cache.changes import ChangeKind
 from wavepp.core.cache.types import (
-    PINS,
-    POOLS,
-    CacheShape,
-    KeyWindow,
     LeaseReceipt,
-    Missing,
-    NeedKeys,
-    Never,
-    PoolSizes,
-    PoolUsage,
-    Prepared,
-    Room,
     SnapshotSlot,
-    StateSlot,
-    pins_limit,
 )
 from wavepp.core.cache.view import Sequence
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import BlockId, GrantId, PrefixKey
 from wavepp.core.keys import key_at, key_count
-
-__all__ = [
-    "PINS",
-    "POOLS",
-    "CacheChange",
-    "CacheChanges",
-    "CacheShape",
-    "ChangeKind",
-    "DumpPiece",
-    "EvictionPolicy",
-    "KeyWindow",
-    "LeaseReceipt",
-    "LeastRecentlyUsed",
-    "Missing",
-    "NeedKeys",
-    "Never",
-    "PoolSizes",
-    "PoolUsage",
-    "Prepared",
-    "Room",
-    "SnapshotSlot",
-    "StageCache",
-    "StateSlot",
-    "pins_limit",
-]
 
 
 class StageCache(CacheAdmission):

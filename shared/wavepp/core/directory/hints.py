@@ -14,8 +14,6 @@ from wavepp.core.errors import InvalidInputError, InvariantError
 from wavepp.core.ids import PrefixKey, StageIndex
 from wavepp.core.limits import KEY_BYTES, STAGES_MAX
 
-__all__ = ["KEYS_MAX_DEFAULT", "ChangeKind", "HintIndex", "ReuseHint"]
-
 KEYS_MAX_DEFAULT = 8 * 1024 * 1024
 
 _PROBE_GROWTH = 64

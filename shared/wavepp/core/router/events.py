@@ -8,8 +8,7 @@ from wavepp.core.cache.types import Room
 from wavepp.core.directory.events import Attempt, Verdict
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, WaveId
 from wavepp.core.router.requests import ChosenToken, Failure, FailureKind, NewRequest, Outcome
-from wavepp.core.waves.types import Chunk
-from wavepp.core.wire.types import FailedGrant, StepTime
+from wavepp.core.waves.types import Chunk, FailedGrant, StepTime
 
 # ---- events ----
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from wavepp.core.cache.types import Missing, NeedKeys, Never, Prepared, Room
 from wavepp.core.ids import BlockId, GrantId, PipelineEpoch, RoundId, WaveId
-from wavepp.core.wire.types import FailedGrant, FrameChunk, StepTime
+from wavepp.core.waves.types import FailedGrant, StepTime
+from wavepp.core.wire.types import FrameChunk
 
 # ---- events ----
 

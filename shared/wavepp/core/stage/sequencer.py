@@ -46,7 +46,8 @@ from wavepp.core.stage.events import (
     WaveSent,
 )
 from wavepp.core.stage.grants import GrantAction, GrantEvent, GrantState, GrantTable, StageGrant
-from wavepp.core.wire.types import FailedGrant, FrameChunk
+from wavepp.core.waves.types import FailedGrant
+from wavepp.core.wire.types import FrameChunk
 
 JOBS_AHEAD: Final = 2
 """One job runs, one waits: the executor never waits for the talking thread, and memory is taken late."""

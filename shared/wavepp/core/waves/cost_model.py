@@ -9,7 +9,7 @@ from typing import Final
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.waves.cost import Amount, PipelineCost, StageCost, pipeline_cost
 from wavepp.core.waves.cost_fit import FitReport, StageFit
-from wavepp.core.wire.types import StepTime
+from wavepp.core.waves.types import StepTime
 
 _NS_PER_MS: Final = 1e6
 _REFERENCE_KEEP: Final = 0.95

@@ -15,8 +15,7 @@ from wavepp.core.waves.policies import QueueView, WavePolicy
 from wavepp.core.waves.population import Population
 from wavepp.core.waves.target import WaveSize, WaveTarget
 from wavepp.core.waves.time_packing import TimeBudget
-from wavepp.core.waves.types import Chunk
-from wavepp.core.wire.types import StepTime
+from wavepp.core.waves.types import Chunk, StepTime
 
 _LAUNCH_OF_WAVE: Final = 0.02
 """Until there are measured steps: a launch costs as much as this part of a wave of M tokens."""

@@ -16,10 +16,7 @@ from wavepp.core.waves.cost_fit import FitReport
 from wavepp.core.waves.policies import WavePolicy
 from wavepp.core.waves.prefill_queue import PrefillQueue
 from wavepp.core.waves.time_packing import TimeBudget
-from wavepp.core.waves.types import Chunk, PlannedWave, PlannerConfig
-from wavepp.core.wire.types import StepTime
-
-__all__ = ["Chunk", "PlannedWave", "PlannerConfig", "WavePlanner"]
+from wavepp.core.waves.types import Chunk, PlannedWave, PlannerConfig, StepTime
 
 
 class WavePlanner:

@@ -12,8 +12,7 @@ from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import GrantId
 from wavepp.core.waves.cost_fit import FitReport
 from wavepp.core.waves.time_packing import TimeBudget
-from wavepp.core.waves.types import Chunk
-from wavepp.core.wire.types import StepTime
+from wavepp.core.waves.types import Chunk, StepTime
 
 
 class Waiting(Protocol):

@@ -1,11 +1,11 @@
-"""A wave as it is planned, and what bounds it."""
+"""A wave as it is planned, what bounds it, and what became of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from wavepp.core.errors import InvalidInputError
-from wavepp.core.ids import GrantId
+from wavepp.core.ids import GrantId, StageIndex
 from wavepp.core.limits import STAGES_MAX, WAVE_REQUESTS_MAX
 
 
@@ -30,6 +30,32 @@ class PlannedWave:
 
     chunks: tuple[Chunk, ...]
     ended: tuple[GrantId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedGrant:
+    """A grant that failed on a stage; it has no rows in the payload.
+
+    `reason` is cut to REASON_BYTES_MAX bytes of UTF-8 when it is sent.
+    """
+
+    grant: GrantId
+    stage: StageIndex
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A stage's step of a wave: the start by its host's wall clock, and how long the wave had waited there.
+
+    `tokens`: rows that it ran.
+    """
+
+    stage: StageIndex
+    start_ns: int
+    duration_ns: int
+    queued_ns: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,16 +21,9 @@ from wavepp.core.limits import (
     TENSOR_RANK_MAX,
     WAVE_REQUESTS_MAX,
 )
+from wavepp.core.waves.types import FailedGrant, StepTime
 from wavepp.core.wire.prologue import FrameError
-from wavepp.core.wire.types import (
-    DTYPE_BYTES,
-    POSITION_MAX,
-    REASON_BYTES_MAX,
-    FailedGrant,
-    FrameChunk,
-    StepTime,
-    TensorSpec,
-)
+from wavepp.core.wire.types import DTYPE_BYTES, POSITION_MAX, REASON_BYTES_MAX, FrameChunk, TensorSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

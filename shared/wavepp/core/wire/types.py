@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from wavepp.core.errors import InvalidInputError
-from wavepp.core.ids import GrantId, StageIndex
+from wavepp.core.ids import GrantId
 
 DTYPE_BYTES: Final = {
     "bool": 1,
@@ -50,18 +50,6 @@ class FrameChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedGrant:
-    """A grant that failed on a stage; it has no rows in the payload.
-
-    `reason` is cut to REASON_BYTES_MAX bytes of UTF-8 when it is sent.
-    """
-
-    grant: GrantId
-    stage: StageIndex
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A tensor of the payload: C-contiguous, little-endian, in the order of the header. Dimensions may be 0."""
 
@@ -79,17 +67,3 @@ class TensorSpec:
         for dimension in self.shape:
             size *= dimension
         return size
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """A stage's step of a wave: the start by its host's wall clock, and how long the wave had waited there.
-
-    `tokens`: rows that it ran.
-    """
-
-    stage: StageIndex
-    start_ns: int
-    duration_ns: int
-    queued_ns: int
-    tokens: int

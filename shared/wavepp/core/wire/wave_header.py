@@ -14,37 +14,14 @@ import msgpack
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import GrantId, PipelineEpoch, WaveId
 from wavepp.core.limits import FRAME_HEADER_BYTES_MAX
+from wavepp.core.waves.types import FailedGrant, StepTime
 from wavepp.core.wire import checks
 from wavepp.core.wire.checks import FLAG_DECODE, FLAG_LAST, FLAG_SNAPSHOT
-from wavepp.core.wire.prologue import CONTROL_HEADER_BYTES_MAX, PROLOGUE_BYTES, FrameError, FrameKind, Prologue
-from wavepp.core.wire.types import (
-    DTYPE_BYTES,
-    POSITION_MAX,
-    REASON_BYTES_MAX,
-    FailedGrant,
-    FrameChunk,
-    StepTime,
-    TensorSpec,
-)
+from wavepp.core.wire.prologue import FrameError
+from wavepp.core.wire.types import REASON_BYTES_MAX, FrameChunk, TensorSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-__all__ = [
-    "CONTROL_HEADER_BYTES_MAX",
-    "DTYPE_BYTES",
-    "POSITION_MAX",
-    "PROLOGUE_BYTES",
-    "REASON_BYTES_MAX",
-    "FailedGrant",
-    "FrameChunk",
-    "FrameError",
-    "FrameHeader",
-    "FrameKind",
-    "Prologue",
-    "StepTime",
-    "TensorSpec",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +10,6 @@ import msgpack
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
 from wavepp.core.limits import NAME_BYTES_MAX, STAGES_MAX
-from wavepp.stage.links.errors import HelloRefusedError
 
 HELLO_BYTES_MAX: Final = 1024
 """Four names of at most NAME_BYTES_MAX and three numbers fit with room to spare."""
@@ -42,37 +40,6 @@ class Hello:
             to_incarnation=self.from_incarnation,
             epoch=self.epoch,
         )
-
-
-HelloCheck = Callable[[Hello], Hello]
-"""Given the hello of whoever connected: the own hello to answer with, or HelloRefusedError.
-
-It is called from the event loop and must not block. The answer is sent as it is, and the connecting side
-refuses one that does not mirror its own hello.
-"""
-
-
-def require_mirror(own: Hello, peer: Hello) -> None:
-    """Raise HelloRefusedError, naming the fields that differ, unless `peer` mirrors `own`."""
-    wanted = own.mirrored()
-    if peer == wanted:
-        return
-    wrong = [
-        f"{name} is {getattr(peer, name)!r}, expected {getattr(wanted, name)!r}"
-        for name in Hello.__dataclass_fields__
-        if getattr(peer, name) != getattr(wanted, name)
-    ]
-    raise HelloRefusedError("hello does not fit: " + "; ".join(wrong))
-
-
-def expecting(own: Hello) -> HelloCheck:
-    """A check that accepts exactly the peer that `own` names."""
-
-    def check(peer: Hello) -> Hello:
-        require_mirror(own, peer)
-        return own
-
-    return check
 
 
 def encode_hello(hello: Hello) -> bytes:
