@@ -12,8 +12,8 @@ from typing import Final
 
 import grpc
 
-from wavepp.cli.fetch import SMOLLM2, fetch_model
-from wavepp.cli.local_cluster import ClusterSpec, LocalCluster
+from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
+from wavepp.cli.models.fetch import SMOLLM2, fetch_model
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
 
 HOME: Final = Path(__file__).parent.parent / ".wavepp"

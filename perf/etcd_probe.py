@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Final
 
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_keys import PipelineKeys
-from wavepp.infra.etcd_types import DeleteOp, PutOp, created_at
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.keys import PipelineKeys
+from wavepp.infra.etcd.types import DeleteOp, PutOp, created_at
 
 PERIOD_S: Final = 0.02
 RECORD_BYTES: Final = 200

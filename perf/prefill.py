@@ -25,7 +25,7 @@ from perf.report import Cell, Goal, finish, table
 from perf.stats import Step, percentile, utilisation
 from perf.turns import Side, by_turns
 
-from wavepp.cli.local_cluster import LocalCluster
+from wavepp.cli.local.cluster import LocalCluster
 from wavepp.core.waves.policy_factory import POLICY_NAMES
 
 STAGES: Final = 2

@@ -20,7 +20,7 @@ from perf.load import Prompts, for_seconds, run_closed_loop
 from perf.machine import LoadWatch, cpu_s
 from perf.report import Cell, Goal, finish, table
 
-from wavepp.cli.local_cluster import LocalCluster
+from wavepp.cli.local.cluster import LocalCluster
 from wavepp.core.ids import RequestId
 from wavepp.infra.telemetry import Telemetry
 from wavepp.router.tracing import Tracing

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from wavepp.infra.etcd_errors import EtcdError
+from wavepp.infra.etcd.errors import EtcdError
 
 T = TypeVar("T")
 

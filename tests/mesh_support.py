@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from wavepp.cli.local_cluster import ClusterSpec, LocalCluster
+from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
 from wavepp.stage.model.fingerprints import expected_tokens
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
 

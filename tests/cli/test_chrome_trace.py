@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from wavepp.cli.chrome_trace import chrome_trace
-from wavepp.cli.trace import write_timeline
+from wavepp.cli.mesh.chrome_trace import chrome_trace
+from wavepp.cli.mesh.trace import write_timeline
 from wavepp.core.errors import WaveppError
 from wavepp.v1 import prefill_pb2, types_pb2
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from wavepp.cli.batch import prefill_all
-from wavepp.cli.client import CallError, MeshClient
+from wavepp.cli.mesh.batch import prefill_all
+from wavepp.cli.mesh.client import CallError, MeshClient
 from wavepp.infra.rpc_errors import PUSHBACK_KEY
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from wavepp.cli.demo_checks import check_cold, check_counts, check_same, check_warm
-from wavepp.cli.demo_texts import OTHER_QUESTIONS, QUESTIONS, ask, long_text
+from wavepp.cli.demo.checks import check_cold, check_counts, check_same, check_warm
+from wavepp.cli.demo.texts import OTHER_QUESTIONS, QUESTIONS, ask, long_text
 from wavepp.v1 import prefill_pb2, types_pb2
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from wavepp.cli import fetch
-from wavepp.cli.fetch import FetchError, fetch_model
-from wavepp.cli.gguf_convert import hf_name
+from wavepp.cli.models import fetch
+from wavepp.cli.models.fetch import FetchError, fetch_model
+from wavepp.cli.models.gguf_convert import hf_name
 
 
 def test_a_model_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:

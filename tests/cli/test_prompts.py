@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavepp.cli.prompts import collect_prompts, parse_tokens, utf8
+from wavepp.cli.mesh.prompts import collect_prompts, parse_tokens, utf8
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.tokens import encode_tokens
 from wavepp.v1 import prefill_pb2

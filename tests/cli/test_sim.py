@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from wavepp.cli.main import app
-from wavepp.cli.sim import progress_bar
+from wavepp.cli.sim.sim import progress_bar
 
 SMALL_GRID = (
     "sim",

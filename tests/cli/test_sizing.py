@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from wavepp.cli.sizing import available_memory, cache_bytes_per_token, default_wave_tokens, emulated_pool, pool_for
+from wavepp.cli.local.sizing import (
+    available_memory,
+    cache_bytes_per_token,
+    default_wave_tokens,
+    emulated_pool,
+    pool_for,
+)
 
 CONFIG: dict[str, Any] = {
     "num_hidden_layers": 30,

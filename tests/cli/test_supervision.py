@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from wavepp.cli.leftovers import end_leftovers, forget_processes, note_processes
-from wavepp.cli.processes import RESTARTS_MAX, ManagedProcess, ProcessDiedError, too_often
-from wavepp.cli.run_dir import RunDirBusyError, own_run_dir
-from wavepp.cli.signals import StopRequestedError, StopSignals
+from wavepp.cli.local.leftovers import end_leftovers, forget_processes, note_processes
+from wavepp.cli.local.processes import RESTARTS_MAX, ManagedProcess, ProcessDiedError, too_often
+from wavepp.cli.local.run_dir import RunDirBusyError, own_run_dir
+from wavepp.cli.local.signals import StopRequestedError, StopSignals
 
 _SLEEPER = "import time; time.sleep(600)"
 _STUBBORN = "import signal, sys, time; signal.signal(15, 1); print('deaf', flush=True); time.sleep(600)"
@@ -67,7 +67,7 @@ def test_what_a_killed_supervisor_left_is_ended_also_when_it_is_deaf(tmp_path: P
     note_processes(tmp_path, {"quiet": quiet.pid, "deaf": deaf.pid})
     told: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wavepp.cli.leftovers.TERM_GRACE_S", 1.0)
+        patch.setattr("wavepp.cli.local.leftovers.TERM_GRACE_S", 1.0)
         with own_run_dir(tmp_path, told.append):
             assert told == ["ended what an earlier run had left running: quiet, deaf"]
     assert quiet.wait(10) == -signal.SIGTERM

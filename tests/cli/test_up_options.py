@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from wavepp.cli.address import NoAddressError, find_address, forget_address, write_address
-from wavepp.cli.fetch import FetchError
-from wavepp.cli.up import next_commands
-from wavepp.cli.up_options import PortTakenError, UpOptions, check_port, find_model, plan_up
+from wavepp.cli.local.options import PortTakenError, UpOptions, check_port, find_model, plan_up
+from wavepp.cli.local.up import next_commands
+from wavepp.cli.mesh.address import NoAddressError, find_address, forget_address, write_address
+from wavepp.cli.models.fetch import FetchError
 
 
 def flags(arguments: tuple[str, ...]) -> dict[str, str]:

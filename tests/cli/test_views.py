@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from wavepp.cli.batch import Outcome
-from wavepp.cli.client import Answer, CallError
-from wavepp.cli.plain import to_plain
-from wavepp.cli.prefill_view import answers_json, answers_table, explanation, words_of
-from wavepp.cli.status_view import status_view
+from wavepp.cli.mesh.batch import Outcome
+from wavepp.cli.mesh.client import Answer, CallError
+from wavepp.cli.mesh.plain import to_plain
+from wavepp.cli.mesh.prefill_view import answers_json, answers_table, explanation, words_of
+from wavepp.cli.mesh.status_view import status_view
 from wavepp.v1 import prefill_pb2, types_pb2
 
 

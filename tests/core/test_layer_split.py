@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavepp.cli.layer_split import even_layers
+from wavepp.cli.mesh.layer_split import even_layers
 from wavepp.core.errors import InvalidInputError
 
 

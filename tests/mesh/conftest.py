@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mesh_support import QUICK, MeshClient, open_client, running_mesh, write_profile
-from wavepp.cli.local_cluster import ClusterSpec, LocalCluster
+from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
 
 
 @pytest.fixture(scope="session")

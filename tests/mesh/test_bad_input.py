@@ -24,7 +24,7 @@ from mesh_support import (
     step_cost,
     write_profile,
 )
-from wavepp.cli.local_cluster import ClusterSpec, LocalCluster
+from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
 from wavepp.core.limits import MESSAGE_BYTES_MAX
 from wavepp.infra.rpc_errors import retry_after_ms
 from wavepp.v1 import prefill_pb2, types_pb2

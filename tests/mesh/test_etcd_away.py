@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from mesh_support import MeshClient, eventually, open_client, running_mesh, step_cost, write_profile
-from wavepp.cli.local_cluster import ClusterSpec, LocalCluster
+from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
 from wavepp.stage.model.fingerprints import expected_tokens
 from wavepp.v1 import prefill_pb2
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from mesh_support import VOCAB, MeshClient
-from wavepp.cli.local_cluster import LocalCluster
+from wavepp.cli.local.cluster import LocalCluster
 
 WINDOW_S = 5.0
 CORE_SHARE_MAX = 0.02

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import grpc
 
 from mesh_support import BLOCK, VOCAB, MeshClient, check_answer
-from wavepp.cli.local_cluster import LocalCluster
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_keys import PipelineKeys
+from wavepp.cli.local.cluster import LocalCluster
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.v1 import prefill_pb2
 
 REQUESTS = 300

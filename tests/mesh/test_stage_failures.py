@@ -28,8 +28,8 @@ from mesh_support import (
     step_cost,
     write_profile,
 )
-from wavepp.cli.local_cluster import ClusterSpec, LocalCluster
-from wavepp.cli.processes import ManagedProcess
+from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
+from wavepp.cli.local.processes import ManagedProcess
 from wavepp.v1 import prefill_pb2
 
 STAGES = 4

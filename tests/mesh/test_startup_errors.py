@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mesh_support import MeshClient, write_profile
-from wavepp.cli.local_cluster import LocalCluster, free_port
+from wavepp.cli.local.cluster import LocalCluster, free_port
 
 LIMIT_S = 30.0
 """For a start that fails, on a busy machine; most of it is Python's imports."""

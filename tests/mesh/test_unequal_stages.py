@@ -21,7 +21,7 @@ from mesh_support import (
     step_cost,
     write_profile,
 )
-from wavepp.cli.local_cluster import ClusterSpec, LocalCluster
+from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
 from wavepp.v1 import prefill_pb2
 
 BLOCKS = (256, 128, 256)

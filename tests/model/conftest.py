@@ -13,7 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from wavepp.cli.fetch import fetch_model
+from wavepp.cli.models.fetch import fetch_model
 
 _SIZES: dict[str, Any] = {
     "hidden_size": 64,

@@ -22,7 +22,7 @@ from deployment_support import (
 from wavepp.infra.config import ENV_PREFIX
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-# Of the command, not of a process: see wavepp.cli.address.
+# Of the command, not of a process: see wavepp.cli.mesh.address.
 COMMAND_VARIABLES = {"WAVEPP_ADDRESS"}
 
 

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_keys import PipelineKeys
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.router.directory_client import DirectoryClient
 from wavepp.v1 import directory_pb2
 

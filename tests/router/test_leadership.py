@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from wavepp.core.ids import StageIndex
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_types import Fence
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.types import Fence
 from wavepp.infra.registration import StageRegistration
 from wavepp.infra.tasks import TaskOwner
 from wavepp.router.admin import AdminServicer

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from etcd_support import LossyProxy
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_server import EtcdServer
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.server import EtcdServer
 
 # A restarted etcd waits for about one election before it serves.
 _QUICK = ("--heartbeat-interval=50", "--election-timeout=500")

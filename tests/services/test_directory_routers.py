@@ -11,8 +11,8 @@ import pytest
 from wavepp.core.errors import PeerProtocolError
 from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.leadership import Leadership
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_types import Fence
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.types import Fence
 from wavepp.infra.metrics import Metrics
 from wavepp.infra.outbox import Outbox
 from wavepp.infra.registration import StageRegistration

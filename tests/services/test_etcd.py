@@ -10,9 +10,9 @@ from contextlib import aclosing
 import pytest
 
 from etcd_support import LossyProxy, eventually, frozen
-from wavepp.infra import etcd as etcd_module
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_errors import (
+from wavepp.infra.etcd import client as etcd_module
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.errors import (
     EtcdAmbiguousError,
     EtcdDataError,
     EtcdLeaseNotFoundError,
@@ -21,8 +21,8 @@ from wavepp.infra.etcd_errors import (
     EtcdUnavailableError,
     FencedError,
 )
-from wavepp.infra.etcd_server import EtcdServer
-from wavepp.infra.etcd_types import (
+from wavepp.infra.etcd.server import EtcdServer
+from wavepp.infra.etcd.types import (
     Compare,
     DeleteOp,
     Fence,
@@ -33,7 +33,7 @@ from wavepp.infra.etcd_types import (
     has_version,
     modified_at,
 )
-from wavepp.infra.etcd_watch import events_after
+from wavepp.infra.etcd.watch import events_after
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from wavepp.infra import etcd_server
 from wavepp.infra.errors import StartupError
-from wavepp.infra.etcd_server import EtcdServer
+from wavepp.infra.etcd import server as etcd_server
+from wavepp.infra.etcd.server import EtcdServer
 
 
 def script(path: Path, body: str) -> Path:

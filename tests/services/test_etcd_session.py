@@ -11,12 +11,12 @@ import pytest
 
 from etcd_support import WAIT_S, LossyProxy, eventually, frozen
 from wavepp.core.errors import InvalidInputError
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_election import Election, depose, depose_predecessor
-from wavepp.infra.etcd_errors import EtcdAmbiguousError, FencedError, SessionLostError
-from wavepp.infra.etcd_server import EtcdServer
-from wavepp.infra.etcd_session import Session
-from wavepp.infra.etcd_watch import events_after
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.election import Election, depose, depose_predecessor
+from wavepp.infra.etcd.errors import EtcdAmbiguousError, FencedError, SessionLostError
+from wavepp.infra.etcd.server import EtcdServer
+from wavepp.infra.etcd.session import Session
+from wavepp.infra.etcd.watch import events_after
 
 TTL_S = 2
 """The shortest that etcd grants; processes use at least 5."""

@@ -12,11 +12,11 @@ import pytest
 from etcd3aio.kv import KVService
 
 from etcd_support import WAIT_S, LossyProxy, eventually
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_errors import EtcdUnavailableError
-from wavepp.infra.etcd_server import EtcdServer
-from wavepp.infra.etcd_types import DeleteOp, PutOp
-from wavepp.infra.etcd_watch import Delete, Put, Reset, snapshot_watch
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.errors import EtcdUnavailableError
+from wavepp.infra.etcd.server import EtcdServer
+from wavepp.infra.etcd.types import DeleteOp, PutOp
+from wavepp.infra.etcd.watch import Delete, Put, Reset, snapshot_watch
 
 Watch = AsyncGenerator[Reset | Put | Delete, None]
 

@@ -11,9 +11,9 @@ from etcd_support import WAIT_S, LossyProxy, until
 from wavepp.core.directory.events import RecordWritten, SetRecord
 from wavepp.core.ids import GrantId, PipelineEpoch, RoundId
 from wavepp.directory.ledger_writer import LedgerWriter, decode_record
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_keys import PipelineKeys
-from wavepp.infra.etcd_types import Fence
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.keys import PipelineKeys
+from wavepp.infra.etcd.types import Fence
 
 EPOCH = PipelineEpoch(3)
 

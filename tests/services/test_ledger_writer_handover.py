@@ -9,9 +9,9 @@ from typing import cast
 from wavepp.core.directory.events import RecordWritten, SetRecord
 from wavepp.core.ids import GrantId, PipelineEpoch, RoundId
 from wavepp.directory.ledger_writer import LedgerWriter
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_keys import PipelineKeys
-from wavepp.infra.etcd_types import Compare, DeleteOp, PutOp, TxnResult
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.keys import PipelineKeys
+from wavepp.infra.etcd.types import Compare, DeleteOp, PutOp, TxnResult
 
 KEYS = PipelineKeys("cluster", "p0")
 

@@ -19,8 +19,8 @@ from wavepp.core.wire.hello import HELLO_BYTES_MAX, Hello, decode_hello, encode_
 from wavepp.stage.links.errors import HelloRefusedError, TransportUnavailableError
 from wavepp.stage.links.framing import flat_views, writable_view
 from wavepp.stage.links.hello_check import expecting
-from wavepp.stage.links.pieces import piece_sizes, pieces
 from wavepp.stage.links.registry import make_transport
+from wavepp.stage.links.ucx_wire import piece_sizes, pieces
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), st.integers(1, 17))

@@ -10,10 +10,10 @@ import pytest
 
 from wavepp.core.ids import Incarnation, StageIndex
 from wavepp.core.router import epochs as ep
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_errors import EtcdError, EtcdReadOnlyError, EtcdUnavailableError, FencedError
-from wavepp.infra.etcd_keys import PipelineKeys
-from wavepp.infra.etcd_types import Fence
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.errors import EtcdError, EtcdReadOnlyError, EtcdUnavailableError, FencedError
+from wavepp.infra.etcd.keys import PipelineKeys
+from wavepp.infra.etcd.types import Fence
 from wavepp.infra.tasks import TaskOwner
 from wavepp.router import pipeline as pipeline_module
 from wavepp.router.config import RouterConfig

@@ -17,9 +17,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from etcd_support import LossyProxy
 from wavepp.core.errors import InvalidInputError, InvariantError, WaveppError
 from wavepp.core.limits import MESSAGE_BYTES_MAX
-from wavepp.infra import etcd_channel, rpc
+from wavepp.infra import rpc
 from wavepp.infra.errors import StartupError
-from wavepp.infra.etcd_errors import EtcdAmbiguousError, EtcdUnavailableError, FencedError
+from wavepp.infra.etcd import channel as etcd_channel
+from wavepp.infra.etcd.errors import EtcdAmbiguousError, EtcdUnavailableError, FencedError
 from wavepp.infra.rpc_errors import ErrorStatus, retry_after_ms, status_of
 
 SERVICE = "test.Echo"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_keys import PipelineKeys
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.infra.registration import StageRegistration
 from wavepp.infra.rpc import RpcServer
 from wavepp.stage.app import run_stage

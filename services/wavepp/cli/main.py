@@ -6,7 +6,12 @@ import logging
 
 import typer
 
-from wavepp.cli import demo, health, model, plan, prefill, sim, sim_pools, status, trace, up
+from wavepp.cli.demo import demo
+from wavepp.cli.local import up
+from wavepp.cli.mesh import health, prefill, status, trace
+from wavepp.cli.models import model
+from wavepp.cli.sim import plan, sim
+from wavepp.cli.sim import pools as sim_pools
 
 # Rich's tracebacks would print the values of local variables: prompts and salts among them.
 app = typer.Typer(

@@ -13,7 +13,7 @@ from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.leadership import Leadership, NotReadyError
 from wavepp.directory.servicer import DirectoryServicer
 from wavepp.infra.errors import StartupError
-from wavepp.infra.etcd_errors import EtcdError
+from wavepp.infra.etcd.errors import EtcdError
 from wavepp.infra.metrics import Metrics, watch_loop_lag
 from wavepp.infra.rpc import RpcServer
 from wavepp.infra.rpc_errors import ErrorStatus, ErrorTable

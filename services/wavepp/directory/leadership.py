@@ -12,12 +12,12 @@ from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.desk import Desk
 from wavepp.directory.ledger_writer import LedgerWriter, decode_record
 from wavepp.infra.backoff import Backoff
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_election import Election, depose_predecessor
-from wavepp.infra.etcd_errors import EtcdError, SessionLostError
-from wavepp.infra.etcd_keys import PipelineKeys
-from wavepp.infra.etcd_session import Session
-from wavepp.infra.etcd_types import Fence
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.election import Election, depose_predecessor
+from wavepp.infra.etcd.errors import EtcdError, SessionLostError
+from wavepp.infra.etcd.keys import PipelineKeys
+from wavepp.infra.etcd.session import Session
+from wavepp.infra.etcd.types import Fence
 from wavepp.infra.metrics import Metrics
 from wavepp.infra.outbox import Outbox
 from wavepp.infra.registration import StageRegistration

@@ -17,10 +17,10 @@ import msgpack
 from wavepp.core.directory.events import RecordWritten, SetRecord
 from wavepp.core.ids import GrantId, PipelineEpoch
 from wavepp.infra.backoff import Backoff
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_errors import EtcdAmbiguousError, EtcdError, EtcdLeaseNotFoundError, EtcdUnavailableError
-from wavepp.infra.etcd_keys import PipelineKeys
-from wavepp.infra.etcd_types import DeleteOp, Fence, KeyValue, PutOp, created_at
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.errors import EtcdAmbiguousError, EtcdError, EtcdLeaseNotFoundError, EtcdUnavailableError
+from wavepp.infra.etcd.keys import PipelineKeys
+from wavepp.infra.etcd.types import DeleteOp, Fence, KeyValue, PutOp, created_at
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from wavepp.core.router.requests import FailureKind
 from wavepp.infra.errors import StartupError
-from wavepp.infra.etcd_errors import EtcdError
+from wavepp.infra.etcd.errors import EtcdError
 from wavepp.infra.metrics import Metrics, watch_loop_lag
 from wavepp.infra.rpc import RpcServer
 from wavepp.infra.tasks import TaskOwner

@@ -13,9 +13,9 @@ import grpc
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.router import events as dm
 from wavepp.infra.backoff import Backoff
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_keys import PipelineKeys
-from wavepp.infra.etcd_watch import Delete, Put, Reset, snapshot_watch
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.keys import PipelineKeys
+from wavepp.infra.etcd.watch import Delete, Put, Reset, snapshot_watch
 from wavepp.infra.outbox import Outbox, OutboxFullError
 from wavepp.infra.rpc import open_channel
 from wavepp.infra.streams import client_stream

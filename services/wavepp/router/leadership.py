@@ -18,12 +18,12 @@ from wavepp.core.waves.policy_factory import make_policy
 from wavepp.core.waves.types import PlannerConfig
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.errors import StartupError
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_election import Election, depose_predecessor
-from wavepp.infra.etcd_errors import EtcdError
-from wavepp.infra.etcd_keys import PipelineKeys
-from wavepp.infra.etcd_session import Session
-from wavepp.infra.etcd_types import Fence
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.election import Election, depose_predecessor
+from wavepp.infra.etcd.errors import EtcdError
+from wavepp.infra.etcd.keys import PipelineKeys
+from wavepp.infra.etcd.session import Session
+from wavepp.infra.etcd.types import Fence
 from wavepp.infra.registration import RegistrationError, StageRegistration, check_pipeline
 from wavepp.infra.registry import watch_registrations
 from wavepp.infra.tasks import TaskOwner

@@ -11,10 +11,10 @@ from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch, StageIndex
 from wavepp.core.router import epochs as ep
 from wavepp.core.router import events as dm
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_errors import EtcdAmbiguousError, EtcdReadOnlyError, EtcdUnavailableError, FencedError
-from wavepp.infra.etcd_keys import PipelineKeys
-from wavepp.infra.etcd_types import Fence
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.errors import EtcdAmbiguousError, EtcdReadOnlyError, EtcdUnavailableError, FencedError
+from wavepp.infra.etcd.keys import PipelineKeys
+from wavepp.infra.etcd.types import Fence
 from wavepp.infra.registration import RegistrationError, StageRegistration, check_pipeline
 from wavepp.infra.tasks import TaskOwner
 from wavepp.router import convert

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from wavepp.core.errors import InvalidInputError, WaveppError
 from wavepp.infra.errors import StartupError
-from wavepp.infra.etcd_keys import PipelineKeys
+from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.infra.memory import resident_bytes
 from wavepp.infra.metrics import Metrics, watch_loop_lag
 from wavepp.infra.registration import StageRegistration

@@ -13,10 +13,10 @@ import grpc
 from wavepp.core.ids import Incarnation
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.errors import StartupError
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_errors import EtcdError, SessionLostError
-from wavepp.infra.etcd_keys import PipelineKeys
-from wavepp.infra.etcd_session import Session
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.errors import EtcdError, SessionLostError
+from wavepp.infra.etcd.keys import PipelineKeys
+from wavepp.infra.etcd.session import Session
 from wavepp.infra.registration import RegistrationError, StageRegistration, check_fit
 from wavepp.infra.rpc import open_channel
 from wavepp.v1 import stage_pb2, stage_pb2_grpc

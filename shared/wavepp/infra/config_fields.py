@@ -11,9 +11,9 @@ from pydantic_settings import NoDecode
 
 from wavepp.core.limits import NAME_BYTES_MAX
 from wavepp.infra.errors import StartupError
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_channel import EtcdTls
-from wavepp.infra.etcd_session import LEASE_TTL_MAX_S, LEASE_TTL_MIN_S
+from wavepp.infra.etcd.channel import EtcdTls
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.session import LEASE_TTL_MAX_S, LEASE_TTL_MIN_S
 from wavepp.infra.logs import LogFormat, LogLevel
 from wavepp.infra.telemetry import TracingOptions
 

@@ -6,10 +6,10 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator
 
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_keys import PipelineKeys
-from wavepp.infra.etcd_types import KeyValue
-from wavepp.infra.etcd_watch import Delete, Put, Reset, snapshot_watch
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.keys import PipelineKeys
+from wavepp.infra.etcd.types import KeyValue
+from wavepp.infra.etcd.watch import Delete, Put, Reset, snapshot_watch
 from wavepp.infra.registration import RegistrationError, StageRegistration
 
 _log = logging.getLogger(__name__)

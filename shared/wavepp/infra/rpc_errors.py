@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from wavepp.core.errors import InvalidInputError, PeerProtocolError, WaveppError
-from wavepp.infra.etcd_errors import (
+from wavepp.infra.etcd.errors import (
     EtcdAmbiguousError,
     EtcdError,
     EtcdReadOnlyError,

@@ -1,4 +1,4 @@
-"""The interface of links: what the stage uses, whatever carries the bytes."""
+"""The interface of links: what the stage uses, and what a transport must do, whatever carries the bytes."""
 
 from __future__ import annotations
 
@@ -117,6 +117,26 @@ class Link(Protocol):
 
     def abort(self, detail: str = "aborted") -> None:
         """Tear down at once, without a goodbye. Idempotent."""
+
+
+class Wire(Protocol):
+    """One connection: what a transport does for a session, which is to move bytes, and to end.
+
+    Incoming messages go to the session, in three steps: `begin`, `header`, `arrived`.
+    """
+
+    @property
+    def gone(self) -> asyncio.Event:
+        """Set when the connection is torn down and its buffers are free."""
+
+    def post(self, prologue: bytes, header: bytes) -> None:
+        """Send a small message, in order with other small messages. Never waits and never raises."""
+
+    async def write(self, prologue: bytes, header: bytes, payload: Sequence[memoryview]) -> None:
+        """Send a frame; returns when the buffers may be reused. Raises LinkLostError as soon as it is lost."""
+
+    def abort(self) -> None:
+        """Tear down at once; sets `gone` soon. Idempotent."""
 
 
 class LinkListener(Protocol):

@@ -17,12 +17,11 @@ from wavepp.core.limits import FRAME_HEADER_BYTES_MAX, FRAMES_UNREAD_MAX
 from wavepp.core.wire.goodbye import BYE_BYTES_MAX, ByeCode, decode_bye, encode_bye
 from wavepp.core.wire.hello import HELLO_BYTES_MAX, Hello, decode_hello, encode_hello
 from wavepp.core.wire.prologue import FrameError, FrameKind, Prologue
-from wavepp.stage.links.base import LinkCounters, LinkOptions, ReceivedFrame
+from wavepp.stage.links.base import LinkCounters, LinkOptions, ReceivedFrame, Wire
 from wavepp.stage.links.errors import HelloRefusedError, LinkConnectError, LinkLostError, LossReason
 from wavepp.stage.links.framing import flat_views, writable_view
 from wavepp.stage.links.hello_check import HelloCheck, require_mirror
 from wavepp.stage.links.pulse import Pulse
-from wavepp.stage.links.wire import Wire
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -97,7 +96,7 @@ class LinkSession:
         await self.send_packed(Prologue.of(FrameKind.WAVE, header, nbytes).pack(), header, views)
 
     async def send_packed(self, prologue: bytes, header: bytes, payload: Sequence[memoryview]) -> None:
-        """`send` without its checks, for whoever wants to put wrong bytes on the wire (see faulty.py)."""
+        """`send` without its checks, for whoever wants to put wrong bytes on the wire (tests do)."""
         async with self._sending:
             await self._take_credit()
             self._pulse.spoke()

@@ -9,7 +9,7 @@ from typing import Final
 
 from wavepp.core.errors import InvalidInputError
 from wavepp.infra.backoff import Backoff
-from wavepp.infra.etcd_errors import (
+from wavepp.infra.etcd.errors import (
     EtcdAmbiguousError,
     EtcdError,
     EtcdLeaseNotFoundError,
@@ -17,9 +17,9 @@ from wavepp.infra.etcd_errors import (
     FencedError,
     SessionLostError,
 )
-from wavepp.infra.etcd_session import Session
-from wavepp.infra.etcd_types import DeleteOp, Fence, GetOp, KeyValue, PutOp, created_at, has_lease
-from wavepp.infra.etcd_watch import Delete, events_after
+from wavepp.infra.etcd.session import Session
+from wavepp.infra.etcd.types import DeleteOp, Fence, GetOp, KeyValue, PutOp, created_at, has_lease
+from wavepp.infra.etcd.watch import Delete, events_after
 
 _log = logging.getLogger(__name__)
 

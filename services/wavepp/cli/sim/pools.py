@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from wavepp.cli.sim import DEFAULT_PROFILE, JobsOption, ProfileOption, progress_bar
+from wavepp.cli.sim.sim import DEFAULT_PROFILE, JobsOption, ProfileOption, progress_bar
 from wavepp.cli.terminal import errors_as_lines, stdout
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.waves.policy_factory import POLICY_NAMES, PolicyName

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from wavepp.cli.sim import DEFAULT_PROFILE, ProfileOption, numbers, progress_bar
+from wavepp.cli.sim.sim import DEFAULT_PROFILE, ProfileOption, numbers, progress_bar
 from wavepp.cli.terminal import errors_as_lines, stdout
 from wavepp.core.errors import InvalidInputError
 
@@ -22,7 +22,7 @@ def plan(
     wave_tokens: Annotated[str, typer.Option(help="M to try, like 8192,16384; from a quarter of the profile's.")] = "",
 ) -> None:
     """Say which pipeline depth, M and policy to take, what to expect of them, and where the bubbles come from."""
-    from wavepp.cli.sim_view import outlook_lines, outlooks_table
+    from wavepp.cli.sim.view import outlook_lines, outlooks_table
     from wavepp.sim.advice import best, choices, look_into
     from wavepp.sim.experiment import Rules
     from wavepp.sim.grid import workload_by_name

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from wavepp.infra.backoff import Backoff
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_errors import EtcdCompactedError, EtcdUnavailableError
-from wavepp.infra.etcd_types import KeyValue, decode_key, prefix_end
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.errors import EtcdCompactedError, EtcdUnavailableError
+from wavepp.infra.etcd.types import KeyValue, decode_key, prefix_end
 
 _log = logging.getLogger(__name__)
 _DELETE = 1  # mvccpb.Event.DELETE

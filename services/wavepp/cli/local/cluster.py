@@ -15,10 +15,10 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from wavepp.cli.leftovers import forget_processes, note_processes
-from wavepp.cli.processes import ManagedProcess, ProcessDiedError, too_often
+from wavepp.cli.local.leftovers import forget_processes, note_processes
+from wavepp.cli.local.processes import ManagedProcess, ProcessDiedError, too_often
 from wavepp.core.errors import WaveppError
-from wavepp.infra.etcd_server import EtcdServer
+from wavepp.infra.etcd.server import EtcdServer
 from wavepp.infra.rpc import CHANNEL_OPTIONS
 
 _log = logging.getLogger(__name__)

@@ -9,15 +9,15 @@ from typing import Any, Final, Self
 import grpc
 from etcd3aio._protobuf import WatchCreateRequest
 
-from wavepp.infra.etcd_channel import EtcdTls, Member, Members
-from wavepp.infra.etcd_errors import (
+from wavepp.infra.etcd.channel import EtcdTls, Member, Members
+from wavepp.infra.etcd.errors import (
     EtcdAmbiguousError,
     EtcdDataError,
     EtcdRequestError,
     EtcdUnavailableError,
     FencedError,
 )
-from wavepp.infra.etcd_types import (
+from wavepp.infra.etcd.types import (
     TXN_OPS_MAX,
     Compare,
     DeleteOp,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from wavepp.cli.address import RUN_DIR, AddressOption, RunDirOption, find_address
+from wavepp.cli.mesh.address import RUN_DIR, AddressOption, RunDirOption, find_address
 from wavepp.cli.terminal import errors_as_lines, stdout
 from wavepp.core.errors import WaveppError
 from wavepp.v1 import prefill_pb2
@@ -21,7 +21,7 @@ def trace(
     run_dir: RunDirOption = RUN_DIR,
 ) -> None:
     """Write a timeline of waves over stages, to be opened in https://ui.perfetto.dev or chrome://tracing."""
-    from wavepp.cli.client import MeshClient
+    from wavepp.cli.mesh.client import MeshClient
 
     with errors_as_lines("trace"):
         with MeshClient(find_address(address, run_dir)) as client:
@@ -31,7 +31,7 @@ def trace(
 
 def write_timeline(timeline: prefill_pb2.GetTimelineResponse, status: prefill_pb2.GetStatusResponse, out: Path) -> int:
     """Write the file; how many waves it has. Raises WaveppError when the file cannot be written."""
-    from wavepp.cli.chrome_trace import chrome_trace
+    from wavepp.cli.mesh.chrome_trace import chrome_trace
 
     layers = {stage.stage: (stage.first_layer, stage.last_layer) for stage in status.stages}
     document = chrome_trace(timeline.waves, layers, status.pipeline)

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from wavepp.cli.batch import Outcome
-from wavepp.cli.plain import to_plain
+from wavepp.cli.mesh.batch import Outcome
+from wavepp.cli.mesh.plain import to_plain
 from wavepp.v1 import prefill_pb2
 
 Named = tuple[str, Outcome]

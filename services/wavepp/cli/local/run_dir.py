@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from wavepp.cli.leftovers import end_leftovers
+from wavepp.cli.local.leftovers import end_leftovers
 from wavepp.core.errors import WaveppError
 
 

@@ -15,13 +15,7 @@ from etcd3aio.kv import KVService
 from etcd3aio.lease import LeaseService
 
 from wavepp.core.limits import MESSAGE_BYTES_MAX
-from wavepp.infra.etcd_errors import (
-    EtcdError,
-    EtcdNotSentError,
-    EtcdRequestError,
-    EtcdUnavailableError,
-    classify,
-)
+from wavepp.infra.etcd.errors import EtcdError, EtcdNotSentError, EtcdRequestError, EtcdUnavailableError, classify
 
 T = TypeVar("T")
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from wavepp.cli.address import PORT, RUN_DIR, forget_address, write_address
-from wavepp.cli.model import MODELS_DIR
+from wavepp.cli.mesh.address import PORT, RUN_DIR, forget_address, write_address
+from wavepp.cli.models.model import MODELS_DIR
 from wavepp.cli.terminal import errors_as_lines, stderr, stdout
 from wavepp.core.waves.policy_factory import PolicyName
 from wavepp.infra.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
-    from wavepp.cli.local_cluster import LocalCluster
-    from wavepp.cli.signals import StopSignals
-    from wavepp.cli.up_options import UpOptions, UpPlan
+    from wavepp.cli.local.cluster import LocalCluster
+    from wavepp.cli.local.options import UpOptions, UpPlan
+    from wavepp.cli.local.signals import StopSignals
 
 
 def up(
@@ -68,7 +68,7 @@ def up(
     ready_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds until it must be ready.")] = 600.0,
 ) -> None:
     """Start etcd, a cache directory, a router and the stages; restart what dies; stop them all on Ctrl-C."""
-    from wavepp.cli.up_options import UpOptions
+    from wavepp.cli.local.options import UpOptions
 
     options = UpOptions(
         model=model,
@@ -103,10 +103,10 @@ def up(
 
 def run_mesh(options: UpOptions, ready_timeout_s: float) -> None:
     """Start the mesh and supervise it until a signal comes. Raises WaveppError when it cannot be started or kept up."""
-    from wavepp.cli.local_cluster import LocalCluster
-    from wavepp.cli.run_dir import own_run_dir
-    from wavepp.cli.signals import StopRequestedError, StopSignals
-    from wavepp.cli.up_options import check_port, plan_up
+    from wavepp.cli.local.cluster import LocalCluster
+    from wavepp.cli.local.options import check_port, plan_up
+    from wavepp.cli.local.run_dir import own_run_dir
+    from wavepp.cli.local.signals import StopRequestedError, StopSignals
 
     console = stdout()
     with own_run_dir(options.run_dir, lambda line: stderr().print(line)):
@@ -132,7 +132,7 @@ def run_mesh(options: UpOptions, ready_timeout_s: float) -> None:
 def _start(
     cluster: LocalCluster, plan: UpPlan, options: UpOptions, signals: StopSignals, ready_timeout_s: float
 ) -> None:
-    from wavepp.cli.client import MeshClient
+    from wavepp.cli.mesh.client import MeshClient
 
     console = stdout()
     pool = f"{plan.pool.blocks} blocks a stage ({plan.pool.reason})" if plan.pool else "blocks as configured"

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from wavepp.cli.layer_split import even_layers
+from wavepp.cli.mesh.layer_split import even_layers
 from wavepp.core.waves.cost_fit import FitState
 from wavepp.v1 import prefill_pb2
 

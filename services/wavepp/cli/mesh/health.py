@@ -15,7 +15,7 @@ def health(
     timeout: Annotated[float, typer.Option(min=0.1, max=600.0, help="Seconds to wait for the answer.")] = 3.0,
 ) -> None:
     """Ask a process whether it is ready (exit code 0) or not, or gives no answer (1)."""
-    from wavepp.cli.client import MeshClient
+    from wavepp.cli.mesh.client import MeshClient
     from wavepp.infra.rpc import LIVENESS
 
     with errors_as_lines("health"), MeshClient(address) as client:

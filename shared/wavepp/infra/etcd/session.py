@@ -11,8 +11,8 @@ from typing import Any, Final, Self, TypeVar
 
 from wavepp.core.errors import InvalidInputError
 from wavepp.infra.backoff import Backoff
-from wavepp.infra.etcd import EtcdClient
-from wavepp.infra.etcd_errors import EtcdError, EtcdLeaseNotFoundError, SessionLostError
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.errors import EtcdError, EtcdLeaseNotFoundError, SessionLostError
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from wavepp.cli.address import PORT, RUN_DIR
-from wavepp.cli.fetch import SMOLLM2, FetchError, fetch_model
-from wavepp.cli.local_cluster import ClusterSpec
-from wavepp.cli.model import MODELS_DIR
-from wavepp.cli.sizing import Pool, available_memory, default_wave_tokens, emulated_pool, pool_for
+from wavepp.cli.local.cluster import ClusterSpec
+from wavepp.cli.local.sizing import Pool, available_memory, default_wave_tokens, emulated_pool, pool_for
+from wavepp.cli.mesh.address import PORT, RUN_DIR
+from wavepp.cli.models.fetch import SMOLLM2, FetchError, fetch_model
+from wavepp.cli.models.model import MODELS_DIR
 from wavepp.core.errors import InvalidInputError, WaveppError
 
 EMULATED: Final = "emulated"

@@ -25,7 +25,7 @@ def fetch(
     directory: Annotated[Path, typer.Option("--dir", help="Directory of models to put it into.")] = MODELS_DIR,
 ) -> None:
     """Fetch a model, unless it is there; prints its directory."""
-    from wavepp.cli.fetch import fetch_model
+    from wavepp.cli.models.fetch import fetch_model
 
     console = stderr()
     with errors_as_lines("model fetch"), console.status(f"fetching {name}") as progress:

@@ -47,7 +47,7 @@ def fetch_model(name_or_hub_id: str, target_dir: Path, on_step: Callable[[str], 
 
 
 def _fetch_smollm2(target: Path, on_step: Callable[[str], None]) -> None:
-    from wavepp.cli.gguf_convert import convert_gguf
+    from wavepp.cli.models.gguf_convert import convert_gguf
 
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as work_name:
         work = Path(work_name)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from wavepp.cli.address import RUN_DIR, AddressOption, RunDirOption, find_address
+from wavepp.cli.mesh.address import RUN_DIR, AddressOption, RunDirOption, find_address
 from wavepp.cli.terminal import EXIT_FAILED, errors_as_lines, fail, stderr, stdout
 from wavepp.core.limits import TOP_LOGPROBS_MAX
 
@@ -39,10 +39,10 @@ def prefill(
     run_dir: RunDirOption = RUN_DIR,
 ) -> None:
     """Send prompts to the mesh and print what became of each: tokens, reuse, times, the answer."""
-    from wavepp.cli.batch import prefill_all
-    from wavepp.cli.client import MeshClient
-    from wavepp.cli.prefill_view import answers_json, answers_table, explanation
-    from wavepp.cli.prompts import collect_prompts, utf8
+    from wavepp.cli.mesh.batch import prefill_all
+    from wavepp.cli.mesh.client import MeshClient
+    from wavepp.cli.mesh.prefill_view import answers_json, answers_table, explanation
+    from wavepp.cli.mesh.prompts import collect_prompts, utf8
     from wavepp.v1 import prefill_pb2, types_pb2
 
     with errors_as_lines("prefill"):

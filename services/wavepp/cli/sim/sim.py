@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wavepp.cli.sim_study import study
+from wavepp.cli.sim.study import study
 from wavepp.cli.terminal import errors_as_lines, stderr, stdout
 from wavepp.core.errors import InvalidInputError, WaveppError
 
@@ -44,7 +44,7 @@ def grid(
     jobs: JobsOption = 0,
 ) -> None:
     """Run every workload, depth and concurrency with every policy; print utilisation, throughput, p50 and p95."""
-    from wavepp.cli.sim_view import grid_table, verdict_lines
+    from wavepp.cli.sim.view import grid_table, verdict_lines
     from wavepp.sim.experiment import SIM_POLICIES, Rules
     from wavepp.sim.grid import (
         QUICK_WORKLOADS,
@@ -107,7 +107,7 @@ def waves(
     seed: Annotated[int, typer.Option(min=0, help="Of the prompt lengths.")] = 0,
 ) -> None:
     """Draw the waves of one simulated run over the stages, for each policy, and say where the time went."""
-    from wavepp.cli.sim_view import shares_table
+    from wavepp.cli.sim.view import shares_table
     from wavepp.sim.bubbles import time_shares
     from wavepp.sim.experiment import Cell, Rules, SimPolicy, run_closed_loop, slowest_stage
     from wavepp.sim.grid import workload_by_name

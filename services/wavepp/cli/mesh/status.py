@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from wavepp.cli.address import RUN_DIR, AddressOption, RunDirOption, find_address
+from wavepp.cli.mesh.address import RUN_DIR, AddressOption, RunDirOption, find_address
 from wavepp.cli.terminal import errors_as_lines, stdout
 
 
@@ -22,9 +22,9 @@ def status(
     """Show processes, incarnations, layers, pools, leases, hints, waves in flight and the queue."""
     from rich.live import Live
 
-    from wavepp.cli.client import MeshClient
-    from wavepp.cli.plain import to_plain
-    from wavepp.cli.status_view import status_view
+    from wavepp.cli.mesh.client import MeshClient
+    from wavepp.cli.mesh.plain import to_plain
+    from wavepp.cli.mesh.status_view import status_view
 
     console = stdout()
     with errors_as_lines("status"), MeshClient(find_address(address, run_dir)) as client:

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Final
 
-from wavepp.cli.client import Answer, CallError, MeshClient
+from wavepp.cli.mesh.client import Answer, CallError, MeshClient
 from wavepp.v1 import prefill_pb2
 
 CONCURRENCY_MAX: Final = 512

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from wavepp.cli.model import MODELS_DIR
+from wavepp.cli.models.model import MODELS_DIR
 from wavepp.cli.terminal import EXIT_FAILED, EXIT_INTERRUPTED, errors_as_lines, fail, stderr, stdout
 
 if TYPE_CHECKING:
-    from wavepp.cli.client import Answer, MeshClient
-    from wavepp.cli.up_options import UpOptions
+    from wavepp.cli.local.options import UpOptions
+    from wavepp.cli.mesh.client import Answer, MeshClient
     from wavepp.v1 import prefill_pb2
 
 DEMO_DIR: Final = Path(".wavepp/demo")
@@ -43,7 +43,7 @@ def demo(
     demo_dir: Annotated[Path, typer.Option("--dir", help="Logs, etcd's data, and the timeline file.")] = DEMO_DIR,
 ) -> None:
     """Run a mesh with a real model on this machine, show what prefix reuse does, and check the answers."""
-    from wavepp.cli.signals import StopRequestedError
+    from wavepp.cli.local.signals import StopRequestedError
 
     began = time.monotonic()
     console = stdout()
@@ -62,7 +62,7 @@ def demo(
 
 def run_demo(model: str, models_dir: Path, demo_dir: Path) -> list[str]:
     """Both meshes, one after the other; what is wrong, in words. Raises WaveppError when something cannot run."""
-    from wavepp.cli.up_options import UpOptions
+    from wavepp.cli.local.options import UpOptions
 
     with mesh(UpOptions(model, STAGES, port=0, run_dir=demo_dir / "mesh", models_dir=models_dir)) as client:
         wrong = cold_and_warm(client, demo_dir / "timeline.json")
@@ -85,11 +85,11 @@ def run_demo(model: str, models_dir: Path, demo_dir: Path) -> list[str]:
 @contextmanager
 def mesh(options: UpOptions) -> Iterator[MeshClient]:
     """A mesh as `wavepp up` would start it, and a client. Raises StopRequestedError when a signal comes."""
-    from wavepp.cli.client import MeshClient
-    from wavepp.cli.local_cluster import LocalCluster
-    from wavepp.cli.run_dir import own_run_dir
-    from wavepp.cli.signals import StopSignals
-    from wavepp.cli.up_options import plan_up
+    from wavepp.cli.local.cluster import LocalCluster
+    from wavepp.cli.local.options import plan_up
+    from wavepp.cli.local.run_dir import own_run_dir
+    from wavepp.cli.local.signals import StopSignals
+    from wavepp.cli.mesh.client import MeshClient
 
     console = stdout()
     plan = plan_up(options, lambda step: stderr().print(step))
@@ -115,9 +115,9 @@ def mesh(options: UpOptions) -> Iterator[MeshClient]:
 
 def cold_and_warm(client: MeshClient, timeline_file: Path) -> list[str]:
     """Eight questions without reuse, then eight others over a text that one request has brought into the cache."""
-    from wavepp.cli import demo_checks
-    from wavepp.cli.demo_texts import OTHER_QUESTIONS, QUESTIONS, TEXT_CHARS, ask, long_text
-    from wavepp.cli.trace import write_timeline
+    from wavepp.cli.demo import checks as demo_checks
+    from wavepp.cli.demo.texts import OTHER_QUESTIONS, QUESTIONS, TEXT_CHARS, ask, long_text
+    from wavepp.cli.mesh.trace import write_timeline
 
     text = long_text(TEXT_CHARS)
     cold = ask_all(
@@ -151,8 +151,8 @@ def cold_and_warm(client: MeshClient, timeline_file: Path) -> list[str]:
 
 def cached_and_uncached(client: MeshClient) -> list[str]:
     """The same prompts with and without reuse, in fp32 on a fixed chunk grid: the answers must be identical."""
-    from wavepp.cli import demo_checks
-    from wavepp.cli.demo_texts import OTHER_QUESTIONS, QUESTIONS, SHORT_TEXT_CHARS, ask, long_text
+    from wavepp.cli.demo import checks as demo_checks
+    from wavepp.cli.demo.texts import OTHER_QUESTIONS, QUESTIONS, SHORT_TEXT_CHARS, ask, long_text
 
     text = long_text(SHORT_TEXT_CHARS)
     prompts = [ask(text, question) for question in OTHER_QUESTIONS[:SAME_PROMPTS]]
@@ -180,8 +180,8 @@ def ask_all(
     client: MeshClient, names: Sequence[str], requests: Sequence[prefill_pb2.PrefillRequest], title: str
 ) -> list[prefill_pb2.PrefillResponse]:
     """Send a round and print its table. Raises CallError when one fails."""
-    from wavepp.cli.batch import Outcome
-    from wavepp.cli.prefill_view import answers_table
+    from wavepp.cli.mesh.batch import Outcome
+    from wavepp.cli.mesh.prefill_view import answers_table
 
     console = stdout()
     began = time.monotonic()
@@ -206,7 +206,7 @@ def new_salt() -> str:
 
 
 def _prefill(client: MeshClient, requests: Sequence[prefill_pb2.PrefillRequest]) -> list[Answer]:
-    from wavepp.cli.batch import prefill_all
+    from wavepp.cli.mesh.batch import prefill_all
 
     answers = []
     for outcome in prefill_all(client, requests, concurrency=CONCURRENCY, deadline_s=DEADLINE_S):

@@ -1,0 +1,1 @@
+"""`wavepp demo`: the main job on a real model, checked."""

@@ -1,0 +1,1 @@
+"""`wavepp up`: a whole mesh on this machine."""

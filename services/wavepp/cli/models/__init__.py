@@ -1,0 +1,1 @@
+"""`wavepp model`: checkpoints on this machine."""

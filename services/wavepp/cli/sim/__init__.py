@@ -1,0 +1,1 @@
+"""`wavepp sim` and `wavepp plan`: the scheduler in virtual time."""

@@ -1,0 +1,1 @@
+"""etcd: client, sessions on one lease, elections, watches."""
