@@ -111,6 +111,7 @@ def _main(
 
 
 def _open_runner(model: Path, threads: int, wave_tokens_max: int, prompt_tokens_max: int) -> Begin:
+    from wavepp.core.ids import GrantId
     from wavepp.stage.model.base import Job, JobChunk, Sampling
     from wavepp.stage.model.factory import ModelOptions, open_stage_model, plan_model
 
@@ -135,7 +136,8 @@ def _open_runner(model: Path, threads: int, wave_tokens_max: int, prompt_tokens_
         for at in range(start, end, wave_tokens_max):
             length = min(wave_tokens_max, end - at)
             last = at + length == end
-            chunk = JobChunk(1, at, length, table[: -(-(at + length) // BLOCK_TOKENS)], 0, Sampling() if last else None)
+            blocks_in_use = table[: -(-(at + length) // BLOCK_TOKENS)]
+            chunk = JobChunk(GrantId(1), at, length, blocks_in_use, 0, Sampling() if last else None)
             tokens = prompt[at * TOKEN_BYTES : (at + length) * TOKEN_BYTES]
             result = stage.run(Job(1, (chunk,), length, tokens))
             if result.failed:

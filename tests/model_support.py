@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wavepp.stage.model.base import Job, JobChunk, JobResult, NamedTensor, Sampling, StageModel
+from wavepp.core.wire.types import NamedTensor
+from wavepp.stage.model.base import Job, JobChunk, JobResult, Sampling, StageModel
 from wavepp.stage.model.factory import ModelOptions, open_stage_model
 from wavepp.stage.model.runner import TorchStage
 

@@ -20,11 +20,11 @@ from wavepp.core.router.dispatcher import (
     DuplicateRequestError,
 )
 from wavepp.core.router.queue import QueueFullError
-from wavepp.core.router.requests import ChosenToken, FailureKind, NewRequest
+from wavepp.core.router.requests import FailureKind, NewRequest
 from wavepp.core.tokens import decode_tokens, encode_tokens
 from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.waves.policies import StaticPolicy
-from wavepp.core.waves.types import FailedGrant, PlannerConfig
+from wavepp.core.waves.types import ChosenToken, FailedGrant, PlannerConfig
 
 B = 4
 NAMESPACE = Namespace("model", "f32", B, None, None)

@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from wavepp.core.errors import TransitionError
 from wavepp.core.ids import PipelineEpoch, RequestId, grant_id
 from wavepp.core.keys import Namespace, prefix_keys, root_key
-from wavepp.core.router.requests import (
-    TRANSITIONS,
-    ChosenToken,
-    NewRequest,
-    RequestEvent,
-    RequestRecord,
-    RequestState,
-    Times,
-)
+from wavepp.core.router.requests import TRANSITIONS, NewRequest, RequestEvent, RequestRecord, RequestState, Times
 from wavepp.core.tokens import encode_tokens
+from wavepp.core.waves.types import ChosenToken
 
 NAMESPACE = Namespace("model", "f32", 4, None, "salt")
 

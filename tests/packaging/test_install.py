@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("core", "infra", "sim", "v1", "router", "directory", "stage", "cli")
+PACKAGES = ("core", "codec", "infra", "sim", "v1", "router", "directory", "stage", "cli")
 ENTRY_MODULES = tuple(f"wavepp.{name}.__main__" for name in ("router", "directory", "stage", "cli"))
 
 

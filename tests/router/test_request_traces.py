@@ -11,7 +11,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.ids import RequestId
 from wavepp.core.limits import REQUEST_ID_BYTES_MAX
-from wavepp.core.router.requests import ChosenToken, Outcome, Times
+from wavepp.core.router.requests import Outcome, Times
+from wavepp.core.waves.types import ChosenToken
 from wavepp.infra.metrics import Metrics
 from wavepp.infra.telemetry import Telemetry, TracingOptions, setup_telemetry
 from wavepp.router import tracing as tracing_module

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 
+from wavepp.codec import admission, rounds
 from wavepp.core.directory import events as am
 from wavepp.core.directory.admission import Admission
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, StageIndex
-from wavepp.directory import convert
 from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.ledger_writer import LedgerWriter
 from wavepp.directory.stage_stream import StageStream
@@ -146,19 +146,18 @@ class Desk:
     def _do(self, instruction: am.Instruction) -> None:
         match instruction:
             case am.SendPrepare():
-                self._to_stage(instruction.stage, convert.prepare(instruction))
+                self._to_stage(instruction.stage, rounds.encode_prepare(instruction))
             case am.SendLower():
-                self._to_stage(instruction.stage, convert.lower(instruction))
+                self._to_stage(instruction.stage, rounds.encode_lower(instruction))
             case am.SendAbort():
-                abort = stage_pb2.Abort(grants=instruction.grants)
-                self._to_stage(instruction.stage, stage_pb2.RoundsCommand(abort=abort))
+                self._to_stage(instruction.stage, rounds.encode_abort(instruction))
             case am.AskDump():
                 self._to_stage(instruction.stage, stage_pb2.RoundsCommand(dump=stage_pb2.DumpCache()))
             case am.SetRecord():
                 if self._ledger is not None:
                     self._ledger.set(instruction)
             case am.Decide():
-                self.router.put(convert.decisions(instruction))
+                self.router.put(admission.encode_decide(instruction))
 
     def _to_stage(self, stage: StageIndex, command: stage_pb2.RoundsCommand) -> None:
         stream = self._streams.get(stage)

@@ -6,10 +6,8 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from wavepp.core.directory import events as am
+from wavepp.codec.admission import decode_command
 from wavepp.core.errors import PeerProtocolError
-from wavepp.core.ids import PipelineEpoch
-from wavepp.directory import convert
 from wavepp.directory.desk import Desk
 from wavepp.directory.leadership import Leadership
 from wavepp.infra.outbox import Outbox
@@ -40,25 +38,10 @@ class DirectoryServicer(directory_pb2_grpc.DirectoryServiceServicer):
                     raise PeerProtocolError("the first message of the admission stream must be the hello")
                 desk = self._leadership.router_hello(command.hello, outbox)
             elif desk.router is outbox:
-                self._command(desk, command)
+                desk.apply(decode_command(command, desk.block_tokens))
 
         async for event in serve_stream(request_iterator, outbox, receive):
             yield event
-
-    def _command(self, desk: Desk, command: directory_pb2.AdmissionCommand) -> None:
-        match command.WhichOneof("command"):
-            case "admit":
-                desk.apply(convert.admit(command.admit, desk.block_tokens))
-            case "cancel":
-                desk.apply(am.CancelAttempts(convert.grant_ids(command.cancel.grants)))
-            case "computed":
-                desk.apply(am.GrantsComputed(convert.grant_ids(command.computed.grants)))
-            case "ended":
-                desk.apply(am.GrantsEnded(convert.grant_ids(command.ended.grants)))
-            case "epoch":
-                desk.apply(am.EpochMoved(PipelineEpoch(command.epoch.pipeline_epoch)))
-            case other:
-                raise PeerProtocolError(f"unexpected command {other!r} on the admission stream")
 
     async def GetDirectoryStatus(  # noqa: N802 - the generated name
         self,

@@ -9,10 +9,10 @@ from typing import Final
 
 import grpc
 
+from wavepp.codec import rounds
 from wavepp.core.directory.events import Event, StageConnected, StageDisconnected
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import DirectoryEpoch, GrantId, StageIndex
-from wavepp.directory import convert
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.outbox import Outbox, OutboxFullError
 from wavepp.infra.registration import StageRegistration
@@ -90,13 +90,13 @@ class StageStream:
     def _received(self, event: stage_pb2.RoundsEvent) -> None:
         match event.WhichOneof("event"):
             case "prepared":
-                self._apply(convert.answered(self.stage, event.prepared, lowered=False))
+                self._apply(rounds.decode_answers(self.stage, event.prepared, lowered=False))
             case "lowered":
-                self._apply(convert.answered(self.stage, event.lowered, lowered=True))
+                self._apply(rounds.decode_answers(self.stage, event.lowered, lowered=True))
             case "changes":
-                self._apply(convert.cache_changed(self.stage, event.changes))
+                self._apply(rounds.decode_changes(self.stage, event.changes))
             case "dump":
-                self._apply(convert.cache_dumped(self.stage, event.dump))
+                self._apply(rounds.decode_dump(self.stage, event.dump))
             case other:
                 raise PeerProtocolError(f"unexpected event {other!r}")
 

@@ -9,7 +9,8 @@ from typing import Final
 
 from wavepp.core.errors import WaveppError
 from wavepp.core.ids import RequestId
-from wavepp.core.router.requests import ChosenToken, Outcome
+from wavepp.core.router.requests import Outcome
+from wavepp.core.waves.types import ChosenToken
 from wavepp.router.timeline import WaveEntry
 
 TRACED_WAVES_MAX: Final = 4096

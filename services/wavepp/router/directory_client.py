@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import grpc
 
+from wavepp.codec import admission
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.router import events as dm
 from wavepp.infra.backoff import Backoff
@@ -19,7 +20,6 @@ from wavepp.infra.etcd.watch import Delete, Put, Reset, snapshot_watch
 from wavepp.infra.outbox import Outbox, OutboxFullError
 from wavepp.infra.rpc import open_channel
 from wavepp.infra.streams import client_stream
-from wavepp.router import convert
 from wavepp.v1 import directory_pb2, directory_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class DirectoryClient:
     def _received(self, event: directory_pb2.AdmissionEvent) -> None:
         match event.WhichOneof("event"):
             case "decisions":
-                self._apply(convert.decided(event.decisions))
+                self._apply(admission.decode_decisions(event.decisions))
             case "health":
                 self.reason = event.health.reason
                 self._apply(dm.DirectoryChanged(ready=event.health.ready))

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from wavepp.codec import admission, control
 from wavepp.core.ids import RequestId
 from wavepp.core.router import events as dm
 from wavepp.core.router.dispatcher import Dispatcher
 from wavepp.core.router.requests import FailureKind, NewRequest
 from wavepp.infra.faults import fatal_faults
-from wavepp.router import convert
 from wavepp.router.calls import Call
 from wavepp.router.errors import error_of
 from wavepp.router.timeline import Timeline
@@ -120,7 +120,7 @@ class Engine:
             case dm.IssueWave():
                 now_ns = time.time_ns()
                 self.timeline.issued(instruction.wave, instruction.epoch, instruction.chunks, now_ns)
-                self._outlets.stage0(stage_pb2.ControlCommand(wave=convert.wave(instruction, now_ns)))
+                self._outlets.stage0(control.encode_wave(instruction, now_ns))
             case dm.EmitToken():
                 call = self._calls.get(instruction.request)
                 if call is not None:
@@ -136,4 +136,4 @@ class Engine:
             case dm.RetryAfter(delay_ms=delay_ms):
                 self._loop.call_later(delay_ms / 1000, self.apply, dm.RetryDue())
             case _:
-                self._outlets.directory(convert.admission_command(instruction))
+                self._outlets.directory(admission.encode_command(instruction))

@@ -12,12 +12,12 @@ import grpc
 from wavepp.core.errors import InvariantError
 from wavepp.core.limits import MESSAGE_BYTES_MAX
 from wavepp.core.router.requests import FailureKind
-from wavepp.router import convert
 from wavepp.router.calls import Call
 from wavepp.router.engine import Engine
 from wavepp.router.errors import DeadlineError, NotServingError
 from wavepp.router.intake import Intake
 from wavepp.router.leadership import Leadership
+from wavepp.router.response import prefill_response
 from wavepp.router.tokenizer import StreamDecoder
 from wavepp.router.tracing import RequestTrace, Tracing
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
@@ -53,7 +53,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
                 timer.cancel()
                 engine.stop(call, FailureKind.CANCELLED, "the client is gone")
             trace.finished(outcome, call.waves, engine)
-            return convert.response(outcome, self._text([t.token for t in outcome.tokens]))
+            return prefill_response(outcome, self._text([t.token for t in outcome.tokens]))
         except BaseException as error:
             trace.failed(error)
             raise
@@ -80,7 +80,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
                 timer.cancel()
                 engine.stop(call, FailureKind.CANCELLED, "the client is gone")
             trace.finished(outcome, call.waves, engine)
-            done = convert.response(outcome, self._text([t.token for t in outcome.tokens]))
+            done = prefill_response(outcome, self._text([t.token for t in outcome.tokens]))
             yield prefill_pb2.PrefillEvent(done=done)
         except BaseException as error:
             trace.failed(error)

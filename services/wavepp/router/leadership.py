@@ -6,6 +6,8 @@ import asyncio
 import logging
 import math
 
+from wavepp.codec import admission
+from wavepp.core.directory.events import EpochMoved
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch
 from wavepp.core.limits import PROMPT_TOKENS_MAX
@@ -225,7 +227,7 @@ class Leadership:
             self.pipeline.send_to_stage0(command)
 
     def _epoch_ready(self, epoch: PipelineEpoch) -> None:
-        self.directory.send(directory_pb2.AdmissionCommand(epoch=directory_pb2.EpochMoved(pipeline_epoch=epoch)))
+        self.directory.send(admission.encode_command(EpochMoved(epoch)))
 
     def _hello(self) -> directory_pb2.AdmissionHello:
         if self._fence is None or self._session is None or self.engine is None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from wavepp.codec.control import decode_room_report, decode_step_done, decode_wave_done, encode_announce
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch, StageIndex
 from wavepp.core.router import epochs as ep
@@ -17,7 +18,6 @@ from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.infra.etcd.types import Fence
 from wavepp.infra.registration import RegistrationError, StageRegistration, check_pipeline
 from wavepp.infra.tasks import TaskOwner
-from wavepp.router import convert
 from wavepp.router.config import RouterConfig
 from wavepp.router.stage_control import StageControl
 from wavepp.v1 import stage_pb2
@@ -115,11 +115,11 @@ class Pipeline:
     def _report(self, stage: StageIndex, event: stage_pb2.ControlEvent) -> None:
         match event.WhichOneof("event"):
             case "step":
-                self._apply(convert.step_done(event.step))
+                self._apply(decode_step_done(event.step))
             case "wave":
-                self._apply(convert.wave_done(event.wave))
+                self._apply(decode_wave_done(event.wave))
             case "room":
-                self._apply(convert.room_changed(stage, event.room))
+                self._apply(decode_room_report(stage, event.room))
             case other:
                 _log.warning("stage %d: unexpected event %r", stage, other)
 
@@ -169,15 +169,7 @@ class Pipeline:
         control = self._controls.get(announce.stage)
         if control is None:
             raise InvariantError(f"stage {announce.stage} is to hear of an epoch, but has no control stream")
-        control.send(
-            stage_pb2.ControlCommand(
-                epoch=stage_pb2.SetEpoch(
-                    epoch=announce.epoch,
-                    next_link_address=announce.next_link_address,
-                    next_incarnation=announce.next_incarnation,
-                )
-            )
-        )
+        control.send(encode_announce(announce))
         self._cancel_ack_timer()
         timeout_s = self._config.ack_timeout_s
         self._ack_timer = self._loop.call_later(timeout_s, self._acks_missing, announce.epoch)

@@ -9,8 +9,9 @@ from typing import Final
 
 import grpc
 
+from wavepp.codec import control
 from wavepp.core.errors import PeerProtocolError
-from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
+from wavepp.core.ids import Incarnation, StageIndex
 from wavepp.core.router import epochs as ep
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.outbox import Outbox, OutboxFullError
@@ -83,9 +84,8 @@ class StageControl:
     def _received(self, event: stage_pb2.ControlEvent) -> None:
         match event.WhichOneof("event"):
             case "epoch":
-                self._on_epoch_event(ep.Acked(self.stage, PipelineEpoch(event.epoch.epoch)))
+                self._on_epoch_event(control.decode_ack(self.stage, event.epoch))
             case "link_lost":
-                lost = event.link_lost
-                self._on_epoch_event(ep.LinkBroken(self.stage, PipelineEpoch(lost.epoch), lost.reason))
+                self._on_epoch_event(control.decode_link_lost(self.stage, event.link_lost))
             case _:
                 self._on_report(self.stage, event)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from wavepp.codec.types import encode_step
 from wavepp.core.ids import PipelineEpoch, RequestId, WaveId
 from wavepp.core.router.events import IssuedChunk
 from wavepp.core.waves.types import StepTime
-from wavepp.v1 import prefill_pb2, types_pb2
+from wavepp.v1 import prefill_pb2
 
 
 @dataclass(slots=True)
@@ -64,16 +65,7 @@ def _record(entry: WaveEntry) -> prefill_pb2.WaveRecord:
         pipeline_epoch=entry.epoch,
         issued_unix_ns=entry.issued_ns,
         done_unix_ns=entry.done_ns,
-        steps=[
-            types_pb2.StepTime(
-                stage=s.stage,
-                start_unix_ns=s.start_ns,
-                duration_ns=s.duration_ns,
-                queued_ns=s.queued_ns,
-                tokens=s.tokens,
-            )
-            for s in entry.steps
-        ],
+        steps=[encode_step(step) for step in entry.steps],
         chunks=[
             prefill_pb2.WaveChunkRecord(request_id=r, start=s, length=length, decode=d)
             for r, s, length, d in entry.chunks

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from wavepp.core.ids import GrantId, StageIndex, WaveId
+from wavepp.core.ids import StageIndex, WaveId
 from wavepp.core.stage.events import JobDone
 from wavepp.core.waves.types import StepTime
 from wavepp.stage.model.base import Job, JobResult, StageModel
@@ -87,12 +87,12 @@ class Executor:
 
     def _done(self, work: ExecutorJob, step: StepTime, result: JobResult | None, error: str) -> JobDone:
         if result is None:
-            failed = tuple((GrantId(c.grant), error) for c in work.job.chunks)
+            failed = tuple((c.grant, error) for c in work.job.chunks)
             return JobDone(work.wave, step, failed, ())
         return JobDone(
             work.wave,
             step,
-            tuple((GrantId(f.grant), f.reason) for f in result.failed),
+            tuple((f.grant, f.reason) for f in result.failed),
             result.tensors,
             tuple(result.samples.items()),
         )

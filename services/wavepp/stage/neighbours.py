@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from wavepp.codec.frames import decode_frame, encode_frame
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
 from wavepp.core.stage.events import SendWave, WaveArrived
 from wavepp.core.wire.hello import Hello
 from wavepp.core.wire.wave_header import FrameHeader
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.tasks import TaskOwner
-from wavepp.stage.convert import frame_of_wave, wave_of_frame
 from wavepp.stage.links.base import Link, LinkListener, Transport
 from wavepp.stage.links.errors import HelloRefusedError, LinkConnectError, LinkLostError
 
@@ -160,7 +160,7 @@ class Neighbours:
                 await self._outgoing_changed.wait()
                 continue
             wave = self._outgoing.popleft()
-            header, payload = frame_of_wave(wave)
+            header, payload = encode_frame(wave)
             try:
                 await link.send(header.encode(), payload)
             except LinkLostError:
@@ -223,7 +223,7 @@ class Neighbours:
                 frame = await link.recv()
                 payload = memoryview(frame.payload).cast("B") if frame.payload else memoryview(b"")
                 header = FrameHeader.decode(frame.header, payload.nbytes)
-                self._on_wave(wave_of_frame(header, payload, time.time_ns()))
+                self._on_wave(decode_frame(header, payload, time.time_ns()))
         except LinkLostError as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001 - the peer broke the protocol, or we did: either way the link is over

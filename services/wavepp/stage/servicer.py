@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from wavepp.codec import control, rounds
+from wavepp.core.cache.types import PoolUsage
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import GrantId
-from wavepp.core.stage.events import AbortArrived
 from wavepp.infra.memory import resident_bytes
 from wavepp.infra.outbox import Outbox
 from wavepp.infra.streams import serve_stream
-from wavepp.stage import convert
 from wavepp.stage.model.base import MemoryReport
 from wavepp.stage.worker import StageWorker
-from wavepp.v1 import prefill_pb2, stage_pb2, stage_pb2_grpc
+from wavepp.v1 import prefill_pb2, stage_pb2, stage_pb2_grpc, types_pb2
 
 
 class StageServicer(stage_pb2_grpc.StageServiceServicer):
@@ -82,11 +82,11 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
     def _round(self, command: stage_pb2.RoundsCommand) -> None:
         match command.WhichOneof("command"):
             case "prepare":
-                self._worker.apply(convert.prepare_arrived(command.prepare))
+                self._worker.apply(rounds.decode_prepare(command.prepare))
             case "lower":
-                self._worker.apply(convert.lower_arrived(command.lower))
+                self._worker.apply(rounds.decode_lower(command.lower))
             case "abort":
-                self._worker.apply(AbortArrived(tuple(GrantId(g) for g in command.abort.grants)))
+                self._worker.apply(rounds.decode_abort(command.abort))
             case "dump":
                 self._worker.send_dump()
             case other:
@@ -138,7 +138,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
     def _control(self, command: stage_pb2.ControlCommand) -> None:
         match command.WhichOneof("command"):
             case "epoch":
-                self._worker.set_epoch(command.epoch)
+                self._worker.set_epoch(control.decode_announce(self._worker.stage, command.epoch))
             case "wave":
                 self._worker.wave_from_router(command.wave)
             case other:
@@ -162,7 +162,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             first_layer=self._layers[0],
             last_layer=self._layers[1],
             pipeline_epoch=sequencer.epoch,
-            pools=[convert.pool_usage(name, u) for name, u in usage.items() if u.capacity],
+            pools=[_pool_usage(name, u) for name, u in usage.items() if u.capacity],
             leases=len(sequencer.grants),
             waves_queued=sequencer.waves_queued,
             waves_done=sequencer.waves_done,
@@ -175,3 +175,15 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             emulated=self._emulated,
             imports_bytes=self._imports_bytes,
         )
+
+
+def _pool_usage(name: str, usage: PoolUsage) -> types_pb2.PoolUsage:
+    return types_pb2.PoolUsage(
+        pool=name,
+        capacity=usage.capacity,
+        free=usage.free,
+        cached=usage.cached,
+        pinned=usage.pinned,
+        owned=usage.owned,
+        reserved=usage.reserved,
+    )

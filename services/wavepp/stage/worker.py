@@ -9,18 +9,21 @@ from __future__ import annotations
 import logging
 import time
 
+from wavepp.codec import control, rounds
+from wavepp.codec.frames import WavePayload
 from wavepp.core.cache.stage_cache import StageCache
 from wavepp.core.cache.types import CacheShape, PoolSizes, pins_limit
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import GrantId, Incarnation, PipelineEpoch, StageIndex
+from wavepp.core.router.epochs import Announce
 from wavepp.core.stage import events as sm
 from wavepp.core.stage.sequencer import Sequencer
 from wavepp.infra.faults import fatal_faults
 from wavepp.infra.outbox import Outbox
 from wavepp.infra.tasks import TaskOwner
-from wavepp.stage import convert
 from wavepp.stage.config import StageConfig
 from wavepp.stage.executor import Executor, ExecutorJob
+from wavepp.stage.jobs import model_job
 from wavepp.stage.links.base import Transport
 from wavepp.stage.model.base import ModelFacts, StageModel
 from wavepp.stage.neighbours import Neighbours
@@ -97,17 +100,16 @@ class StageWorker:
         """A wave from the stage before."""
         self.apply(wave)
 
-    def set_epoch(self, message: stage_pb2.SetEpoch) -> None:
+    def set_epoch(self, announce: Announce) -> None:
         """The router moved the epoch."""
-        epoch = PipelineEpoch(message.epoch)
-        self.apply(sm.EpochSet(epoch))
-        self.neighbours.set_epoch(epoch, message.next_link_address, message.next_incarnation)
+        self.apply(sm.EpochSet(announce.epoch))
+        self.neighbours.set_epoch(announce.epoch, announce.next_link_address, announce.next_incarnation)
 
     def wave_from_router(self, message: stage_pb2.Wave) -> None:
         """A wave for stage 0."""
         if self.stage != 0:
             raise PeerProtocolError(f"a wave came to stage {self.stage} from the router; waves go to stage 0")
-        self.apply(convert.wave_arrived(message, time.time_ns()))
+        self.apply(control.decode_wave(message, time.time_ns()))
 
     def directory_connected(self, known: frozenset[GrantId]) -> stage_pb2.RoundsHelloAck:
         """A directory leads the rounds; what it does not know and no wave has named ends here."""
@@ -122,11 +124,11 @@ class StageWorker:
     def send_dump(self) -> None:
         """Everything that is held, at once, so that no change comes between the pieces."""
         for piece in self.sequencer.cache.dump():
-            self.rounds.put(stage_pb2.RoundsEvent(dump=convert.cache_dump(self.incarnation, piece)))
+            self.rounds.put(rounds.encode_dump(self.incarnation, piece))
 
     def _link_lost(self, epoch: PipelineEpoch, reason: str) -> None:
         _log.warning("link lost: %s", reason, extra={"epoch": epoch})
-        self.control.put(stage_pb2.ControlEvent(link_lost=stage_pb2.LinkLost(epoch=epoch, reason=reason[:500])))
+        self.control.put(control.encode_link_lost(epoch, reason))
 
     # ---- instructions ----
 
@@ -134,29 +136,22 @@ class StageWorker:
         match instruction:
             case sm.RunJob():
                 payload = instruction.payload
-                arrived_ns = payload.arrived_ns if isinstance(payload, convert.WavePayload) else time.time_ns()
-                self.executor.submit(ExecutorJob(instruction.wave, arrived_ns, convert.model_job(instruction)))
+                arrived_ns = payload.arrived_ns if isinstance(payload, WavePayload) else time.time_ns()
+                self.executor.submit(ExecutorJob(instruction.wave, arrived_ns, model_job(instruction)))
             case sm.SendWave():
                 self.neighbours.send(instruction)
             case sm.ReportWave():
                 self.tokens_done += instruction.steps[-1].tokens if instruction.steps else 0
-                self.control.put(stage_pb2.ControlEvent(wave=convert.wave_done(instruction)))
+                self.control.put(control.encode_wave_done(instruction))
             case sm.ReportStep():
-                step = stage_pb2.StepDone(
-                    wave=instruction.wave, epoch=instruction.epoch, step=convert.step_time(instruction.step)
-                )
-                self.control.put(stage_pb2.ControlEvent(step=step))
-            case sm.AnswerPrepare():
-                answer = convert.prepare_answer(instruction.round, instruction.answers, self.sequencer.cache.room())
-                self.rounds.put(stage_pb2.RoundsEvent(prepared=answer))
-            case sm.AnswerLower():
-                answer = convert.prepare_answer(instruction.round, instruction.answers, self.sequencer.cache.room())
-                self.rounds.put(stage_pb2.RoundsEvent(lowered=answer))
+                self.control.put(control.encode_step_done(instruction))
+            case sm.AnswerPrepare() | sm.AnswerLower():
+                self.rounds.put(rounds.encode_answers(instruction, self.sequencer.cache.room()))
             case sm.AckEpoch():
-                self.control.put(stage_pb2.ControlEvent(epoch=stage_pb2.EpochAck(epoch=instruction.epoch)))
-                self.control.put(stage_pb2.ControlEvent(room=convert.room(self.sequencer.cache.room())))
+                self.control.put(control.encode_ack(instruction))
+                self.control.put(control.encode_room_report(self.sequencer.cache.room()))
             case sm.ReportRoom():
-                self.control.put(stage_pb2.ControlEvent(room=convert.room(instruction.room)))
+                self.control.put(control.encode_room_report(instruction.room))
 
     def _publish_changes(self) -> None:
         cache = self.sequencer.cache
@@ -164,4 +159,4 @@ class StageWorker:
             changes = cache.drain_changes()
             if not changes.changes and not changes.gap:
                 return
-            self.rounds.put(stage_pb2.RoundsEvent(changes=convert.cache_changes(self.incarnation, changes)))
+            self.rounds.put(rounds.encode_changes(self.incarnation, changes))

@@ -14,10 +14,10 @@ from typing import Final
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import GrantId, StageIndex
 from wavepp.core.router import events as dm
-from wavepp.core.router.requests import ChosenToken
 from wavepp.core.stage import events as sm
 from wavepp.core.tokens import decode_tokens
 from wavepp.core.waves.cost import StageCost
+from wavepp.core.waves.types import ChosenToken
 from wavepp.sim.jobs import Executor, Failing, JobSpan, SimModel, step_ms
 
 VOCABULARY: Final = 50_000

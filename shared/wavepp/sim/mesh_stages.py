@@ -105,8 +105,8 @@ class SimStages:
             case sm.SendWave():
                 self._send_wave(stage, instruction)
             case sm.ReportWave():
-                results = tuple(s for s in instruction.samples if isinstance(s, tuple))
-                done = dm.WaveDone(instruction.epoch, instruction.wave, results, instruction.failed, instruction.steps)
+                it = instruction
+                done = dm.WaveDone(it.epoch, it.wave, it.samples, it.failed, it.steps)
                 send(f"events:{index}", lambda: peers.dispatch(done))
             case sm.ReportStep():
                 step = dm.StepDone(instruction.epoch, instruction.wave)

@@ -17,11 +17,11 @@ from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, RequestId
 from wavepp.core.limits import TOKEN_BYTES
 from wavepp.core.router import events as dm
 from wavepp.core.router.dispatcher import Dispatcher, DispatchLimits
-from wavepp.core.router.requests import ChosenToken, NewRequest
+from wavepp.core.router.requests import NewRequest
 from wavepp.core.waves.cost import StageCost, amount, total
 from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.waves.policies import WavePolicy
-from wavepp.core.waves.types import PlannerConfig, StepTime
+from wavepp.core.waves.types import ChosenToken, PlannerConfig, StepTime
 from wavepp.sim.clock import VirtualClock
 from wavepp.sim.results import Finished, Log
 from wavepp.sim.stages import TimedStages

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from wavepp.core.ids import GrantId, StageIndex
 from wavepp.core.router import events as dm
-from wavepp.core.router.requests import ChosenToken
 from wavepp.core.stage import events as sm
 from wavepp.core.waves.cost import StageCost
+from wavepp.core.waves.types import ChosenToken
 from wavepp.sim.jobs import Executor, Failing, JobSpan, SimModel, step_ms
 from wavepp.sim.results import WaveSpan
 

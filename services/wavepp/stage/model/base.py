@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
 from wavepp.core.errors import WaveppError
-from wavepp.core.wire.types import TensorSpec
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
-NamedTensor: TypeAlias = tuple[TensorSpec, Buffer]
-"""A tensor as it crosses a cut: C-contiguous, little-endian, `spec.shape[0]` rows."""
+from wavepp.core.ids import GrantId
+from wavepp.core.waves.types import ChosenToken
+from wavepp.core.wire.types import Buffer, NamedTensor
 
 REASON_NONFINITE: Final = "output is not finite"
 REASON_STATE_MISMATCH: Final = "state mismatch"
@@ -43,15 +41,6 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledToken:
-    """token, its natural-log probability under the model (before temperature), and the likeliest, best first."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class JobChunk:
     """`length` consecutive tokens of one grant, from absolute position `start` on.
 
@@ -59,7 +48,7 @@ class JobChunk:
     came in. sample: set on the last stage when a token is wanted after the chunk's last row.
     """
 
-    grant: int
+    grant: GrantId
     start: int
     length: int
     table: tuple[int, ...]
@@ -85,7 +74,7 @@ class Job:
 class JobFailure:
     """A grant whose rows were left out of the result, and why. Nothing of its chunk may be published."""
 
-    grant: int
+    grant: GrantId
     reason: str
 
 
@@ -98,7 +87,7 @@ class JobResult:
     """
 
     tensors: tuple[NamedTensor, ...]
-    samples: dict[int, SampledToken]
+    samples: dict[GrantId, ChosenToken]
     failed: tuple[JobFailure, ...]
     duration_ns: int
 

@@ -13,7 +13,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from wavepp.core.wire.types import TensorSpec
+from wavepp.core.ids import GrantId
+from wavepp.core.waves.types import ChosenToken
+from wavepp.core.wire.types import NamedTensor, TensorSpec
 from wavepp.stage.model.base import (
     REASON_STATE_MISMATCH,
     Job,
@@ -23,8 +25,6 @@ from wavepp.stage.model.base import (
     JobResult,
     MemoryReport,
     ModelFacts,
-    NamedTensor,
-    SampledToken,
 )
 from wavepp.stage.model.batch import check_job
 from wavepp.stage.model.fingerprints import U64, consistent, extend
@@ -69,7 +69,7 @@ class EmulatedStage:
         check_job(job, self._blocks, self._block_tokens)
         tokens, carried = self._input(job)
         good: list[U64] = []
-        samples: dict[int, SampledToken] = {}
+        samples: dict[GrantId, ChosenToken] = {}
         failed: list[JobFailure] = []
         for chunk in job.chunks:
             rows = self._step(chunk, tokens, carried)
@@ -80,7 +80,7 @@ class EmulatedStage:
             if self._last and chunk.sample is not None:
                 token = int(rows[-1, 1]) % self._profile.vocab_size
                 top = ((token, 0.0),) if chunk.sample.top_logprobs > 0 else ()
-                samples[chunk.grant] = SampledToken(token, 0.0, top)
+                samples[chunk.grant] = ChosenToken(token, 0.0, top)
         tensors = () if self._last else self._output(good)
         self._sleep_until(begun + round(1000 * self.step_us(job)))
         return JobResult(tensors, samples, tuple(failed), self._clock_ns() - begun)

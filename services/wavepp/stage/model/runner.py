@@ -10,7 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from wavepp.core.wire.types import TensorSpec
+from wavepp.core.ids import GrantId
+from wavepp.core.waves.types import ChosenToken
+from wavepp.core.wire.types import NamedTensor, TensorSpec
 from wavepp.stage.model.base import (
     REASON_NONFINITE,
     Job,
@@ -20,8 +22,6 @@ from wavepp.stage.model.base import (
     JobResult,
     MemoryReport,
     ModelFacts,
-    NamedTensor,
-    SampledToken,
 )
 from wavepp.stage.model.batch import BatchPlan, check_job, plan_batch
 from wavepp.stage.model.checkpoint import Checkpoint
@@ -111,7 +111,7 @@ class TorchStage:
         hidden = self._embed(job, plan, self._forward) if self._first else self._received(job, plan)
         hidden = self._forward.layers(hidden, BatchTensors(plan))[: plan.rows]
         finite = _finite_chunks(hidden, plan)
-        samples: dict[int, SampledToken] = {}
+        samples: dict[GrantId, ChosenToken] = {}
         tensors: tuple[NamedTensor, ...] = ()
         if self._last:
             samples = self._sample(job.chunks, plan, hidden, finite, self._forward)
@@ -176,13 +176,13 @@ class TorchStage:
         hidden: Tensor,
         finite: npt.NDArray[np.bool_],
         forward: Forward,
-    ) -> dict[int, SampledToken]:
+    ) -> dict[GrantId, ChosenToken]:
         """Tokens of the finite chunks that want one. A chunk whose logits are not finite is marked in `finite`."""
         asked = [i for i, c in enumerate(chunks) if c.sample is not None and finite[i]]
         if not asked:
             return {}
         logits = forward.head(hidden[torch.from_numpy(plan.last_rows[asked])]).numpy()
-        samples = {}
+        samples: dict[GrantId, ChosenToken] = {}
         for i, row in zip(asked, logits, strict=True):
             sampling = chunks[i].sample
             if not np.isfinite(row).all():

@@ -7,12 +7,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from wavepp.stage.model.base import SampledToken, Sampling
+from wavepp.core.waves.types import ChosenToken
+from wavepp.stage.model.base import Sampling
 
 _MASK64: Final = (1 << 64) - 1
 
 
-def sample(logits: npt.NDArray[np.float32], sampling: Sampling) -> SampledToken:
+def sample(logits: npt.NDArray[np.float32], sampling: Sampling) -> ChosenToken:
     """Choose the next token. `logits`: [vocab], finite.
 
     Greedy takes the lowest id among equals. Otherwise temperature, then top-k, then top-p (the smallest set of the
@@ -23,7 +24,7 @@ def sample(logits: npt.NDArray[np.float32], sampling: Sampling) -> SampledToken:
     shifted = wide - wide.max()
     logprobs = shifted - np.log(np.exp(shifted).sum())
     token = int(np.argmax(wide)) if sampling.temperature <= 0 else _draw(shifted, sampling)
-    return SampledToken(token, float(logprobs[token]), _top(logprobs, sampling.top_logprobs))
+    return ChosenToken(token, float(logprobs[token]), _top(logprobs, sampling.top_logprobs))
 
 
 def uniform(seed: int, position: int) -> float:

@@ -41,7 +41,6 @@ from wavepp.core.router.events import (
 )
 from wavepp.core.router.queue import AdmissionQueue
 from wavepp.core.router.requests import (
-    ChosenToken,
     Failure,
     FailureKind,
     NewRequest,
@@ -53,7 +52,7 @@ from wavepp.core.router.requests import (
 )
 from wavepp.core.waves.cost_fit import FitReport
 from wavepp.core.waves.planner import WavePlanner
-from wavepp.core.waves.types import Chunk
+from wavepp.core.waves.types import ChosenToken, Chunk
 
 BATCHES_MAX: Final = 2
 """One that the stages answer, one that waits for the ledger."""

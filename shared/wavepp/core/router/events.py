@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from wavepp.core.cache.types import Room
 from wavepp.core.directory.events import Attempt, Verdict
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, WaveId
-from wavepp.core.router.requests import ChosenToken, Failure, FailureKind, NewRequest, Outcome
-from wavepp.core.waves.types import Chunk, FailedGrant, StepTime
+from wavepp.core.router.requests import Failure, FailureKind, NewRequest, Outcome
+from wavepp.core.waves.types import ChosenToken, Chunk, FailedGrant, StepTime
 
 # ---- events ----
 

@@ -17,6 +17,7 @@ from wavepp.core.ids import GrantId, PrefixKey, RequestId
 from wavepp.core.keys import extend_keys, key_at
 from wavepp.core.limits import KEY_BYTES, TOKEN_BYTES
 from wavepp.core.tokens import encode_tokens
+from wavepp.core.waves.types import ChosenToken
 
 
 class RequestState(Enum):
@@ -79,15 +80,6 @@ class NewRequest:
     end_tokens: frozenset[int]
     priority: int
     context: object
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenToken:
-    """A token that the last stage chose."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(slots=True)

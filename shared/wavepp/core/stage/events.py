@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from wavepp.core.cache.types import Missing, NeedKeys, Never, Prepared, Room
 from wavepp.core.ids import BlockId, GrantId, PipelineEpoch, RoundId, WaveId
-from wavepp.core.waves.types import FailedGrant, StepTime
+from wavepp.core.waves.types import ChosenToken, FailedGrant, StepTime
 from wavepp.core.wire.types import FrameChunk
 
 # ---- events ----
@@ -103,7 +103,7 @@ class JobDone:
     step: StepTime
     failed: tuple[tuple[GrantId, str], ...]
     output: object
-    samples: tuple[object, ...] = ()
+    samples: tuple[tuple[GrantId, ChosenToken], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class ReportWave:
     wave: WaveId
     failed: tuple[FailedGrant, ...]
     steps: tuple[StepTime, ...]
-    samples: tuple[object, ...]
+    samples: tuple[tuple[GrantId, ChosenToken], ...]
 
 
 @dataclass(frozen=True, slots=True)

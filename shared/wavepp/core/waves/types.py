@@ -59,6 +59,17 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenToken:
+    """A token that the last stage chose, its natural-log probability under the model (before temperature), and the
+    likeliest ones, best first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PlannerConfig:
     """What bounds a wave. Tokens, but for `stages`, `wave_requests_max`, `ring` and those said otherwise.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import GrantId
@@ -67,3 +67,8 @@ class TensorSpec:
         for dimension in self.shape:
             size *= dimension
         return size
+
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+NamedTensor: TypeAlias = tuple[TensorSpec, Buffer]
+"""A tensor as it crosses a cut: C-contiguous, little-endian, `spec.shape[0]` rows."""

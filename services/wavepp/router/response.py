@@ -1,0 +1,39 @@
+"""The answer to a client, for the wire."""
+
+from __future__ import annotations
+
+from wavepp.codec.types import encode_reuse
+from wavepp.core.router.requests import Outcome
+from wavepp.v1 import prefill_pb2, types_pb2
+
+
+def prefill_response(outcome: Outcome, text: str) -> prefill_pb2.PrefillResponse:
+    """The answer to a client."""
+    times, first = outcome.times, outcome.tokens[0]
+    reuse = encode_reuse(outcome.reuse)
+    reuse.waits = outcome.waits
+    waited_stage, reuse.waited_for_pool = outcome.waited_for
+    if waited_stage is not None:
+        reuse.waited_for_stage = waited_stage
+    return prefill_pb2.PrefillResponse(
+        request_id=outcome.request,
+        token_ids=[t.token for t in outcome.tokens],
+        text=text,
+        finish_reason=outcome.finish_reason,
+        prompt_tokens=outcome.prompt_tokens,
+        cached_tokens=outcome.cached_tokens,
+        computed_tokens=outcome.computed_tokens,
+        completion_tokens=len(outcome.tokens),
+        reuse=reuse,
+        timing=prefill_pb2.Timing(
+            queue_ms=times.asked - times.arrived,
+            admission_ms=times.granted - times.asked,
+            prefill_ms=times.first_token - times.granted,
+            first_token_ms=times.first_token - times.arrived,
+            total_ms=times.done - times.arrived,
+        ),
+        waves=outcome.waves,
+        attempts=outcome.attempts,
+        first_token=types_pb2.TokenLogprob(token=first.token, logprob=first.logprob),
+        first_token_top=[types_pb2.TokenLogprob(token=t, logprob=p) for t, p in first.top],
+    )
