@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from wavepp.cli.local.options import PortTakenError, UpOptions, check_port, find_model, plan_up
+from wavepp.cli.local.options import UpOptions
+from wavepp.cli.local.planning import PortTakenError, check_port, find_model, plan_up
 from wavepp.cli.local.up import next_commands
 from wavepp.cli.mesh.address import NoAddressError, find_address, forget_address, write_address
 from wavepp.cli.models.fetch import FetchError

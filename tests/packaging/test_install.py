@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("core", "codec", "infra", "sim", "v1", "router", "directory", "stage", "cli")
+SHARED = ("core", "codec", "infra", "sim", "v1")
+PACKAGES = (*SHARED, "router", "directory", "stage", "cli")
 ENTRY_MODULES = tuple(f"wavepp.{name}.__main__" for name in ("router", "directory", "stage", "cli"))
 
 
@@ -72,7 +73,7 @@ def test_the_wheel_has_one_top_level_package_and_its_data(wheel: Path) -> None:
 def test_the_editable_install_imports_every_service() -> None:
     found = imported_from(None)
     for name, place in found.items():
-        root = "shared" if name in ("core", "infra", "sim", "v1") else "services"
+        root = "shared" if name in SHARED else "services"
         assert Path(place).is_relative_to(ROOT / root / "wavepp" / name)
 
 

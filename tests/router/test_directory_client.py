@@ -13,25 +13,27 @@ from wavepp.router.directory_client import DirectoryClient
 from wavepp.v1 import directory_pb2
 
 LIMIT_S = 5.0
+STREAM_TASK = "directory-stream"
+
+
+def task_names() -> set[str]:
+    return {task.get_name() for task in asyncio.all_tasks()}
 
 
 async def test_a_router_that_steps_down_leaves_no_task_of_the_stream_behind() -> None:
-    client = DirectoryClient(
-        cast(EtcdClient, None), PipelineKeys("c", "p"), hello=directory_pb2.AdmissionHello, apply=lambda _event: None
-    )
-    client.address = "127.0.0.1:1"
     talking = asyncio.Event()
 
-    async def talk() -> None:
+    def hello() -> directory_pb2.AdmissionHello:
         talking.set()
-        await asyncio.Event().wait()
+        return directory_pb2.AdmissionHello()
 
-    before = asyncio.all_tasks()
-    running = asyncio.create_task(client._while_leading(client.address, talk()))
+    client = DirectoryClient(cast(EtcdClient, None), PipelineKeys("c", "p"), hello=hello, apply=lambda _event: None)
+    client.address = "127.0.0.1:1"
+    running = asyncio.create_task(client.run())
     async with asyncio.timeout(LIMIT_S):
         await talking.wait()
+        assert STREAM_TASK in task_names()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        await asyncio.sleep(0)
-    assert asyncio.all_tasks() == before
+    assert STREAM_TASK not in task_names()

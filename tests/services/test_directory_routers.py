@@ -71,7 +71,7 @@ class Directory:
         return outbox
 
     def close(self) -> None:
-        self.leadership._step_down()
+        self.leadership.step_down()
 
 
 @pytest.fixture

@@ -7,25 +7,26 @@ import logging
 import re
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from wavepp.directory.app import directory_main
+from wavepp.directory.app import run_directory
 from wavepp.directory.config import DirectoryConfig
 from wavepp.infra.process import Main
-from wavepp.router.app import router_main
+from wavepp.router.app import run_router
 from wavepp.router.config import RouterConfig
 
 LIMIT_S = 30.0
 
 
 def router(endpoint: str, run_dir: Path) -> Main:
-    return router_main(RouterConfig(etcd_endpoints=endpoint, cluster="words", run_dir=run_dir))  # type: ignore[arg-type]
+    return partial(run_router, RouterConfig(etcd_endpoints=endpoint, cluster="words", run_dir=run_dir))  # type: ignore[arg-type]
 
 
 def directory(endpoint: str, run_dir: Path) -> Main:
-    return directory_main(DirectoryConfig(etcd_endpoints=endpoint, cluster="words", run_dir=run_dir))  # type: ignore[arg-type]
+    return partial(run_directory, DirectoryConfig(etcd_endpoints=endpoint, cluster="words", run_dir=run_dir))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("process", [router, directory])

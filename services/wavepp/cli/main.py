@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 
 import typer
+from wavepp.cli.dataclass_options import command_of
 
 from wavepp.cli.demo import demo
 from wavepp.cli.local import up
+from wavepp.cli.local.options import UpOptions
 from wavepp.cli.mesh import health, prefill, status, trace
 from wavepp.cli.models import model
 from wavepp.cli.sim import plan, sim
@@ -20,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command("up")(up.up)
+app.command("up")(command_of(UpOptions, up.up))
 app.command("prefill")(prefill.prefill)
 app.command("status")(status.status)
 app.command("trace")(trace.trace)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
@@ -13,6 +12,7 @@ from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.leadership import Leadership, NotReadyError
 from wavepp.directory.servicer import DirectoryServicer
 from wavepp.infra.errors import StartupError
+from wavepp.infra.etcd.campaign import Post, campaign_forever
 from wavepp.infra.etcd.errors import EtcdError
 from wavepp.infra.metrics import Metrics, watch_loop_lag
 from wavepp.infra.rpc import RpcServer
@@ -23,15 +23,6 @@ from wavepp.v1 import directory_pb2_grpc
 _log = logging.getLogger(__name__)
 
 ERRORS: Final[ErrorTable] = {NotReadyError: ErrorStatus(grpc.StatusCode.UNAVAILABLE, 200)}
-
-
-def directory_main(config: DirectoryConfig) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
-    """The coroutine function that `run_process` takes."""
-
-    def main(stop: asyncio.Event) -> Coroutine[Any, Any, None]:
-        return run_directory(config, stop)
-
-    return main
 
 
 async def run_directory(config: DirectoryConfig, stop: asyncio.Event) -> None:
@@ -51,10 +42,12 @@ async def run_directory(config: DirectoryConfig, stop: asyncio.Event) -> None:
             server.add(register, servicer, "wavepp.v1.DirectoryService")
             port = await server.start(config.bind_host, config.bind_port)
             servicer.address = config.advertised(port)
+            post = Post(leadership.keys.directory, servicer.address, own_address=config.advertise_address is None)
             metrics_port = metrics.serve(config.bind_host, config.metrics_port) if config.metrics_port >= 0 else -1
             tasks.spawn(watch_loop_lag(metrics), "loop-lag", endless=True)
             tasks.spawn(leadership.watch_stages(), "watch-stages", endless=True)
-            leading = tasks.spawn(leadership.run(servicer.address), "leadership", endless=True)
+            campaign = campaign_forever(client, post, config.lease_ttl_s, leadership)
+            leading = tasks.spawn(campaign, "leadership", endless=True)
             # A standby is healthy too: it serves as soon as it leads.
             await server.set_serving(True)
             _log.info("directory ready at %s, metrics port %d", servicer.address, metrics_port)

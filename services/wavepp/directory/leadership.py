@@ -11,9 +11,7 @@ from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, StageIndex
 from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.desk import Desk
 from wavepp.directory.ledger_writer import LedgerWriter, decode_record
-from wavepp.infra.backoff import Backoff
 from wavepp.infra.etcd.client import EtcdClient
-from wavepp.infra.etcd.election import Election, depose_predecessor
 from wavepp.infra.etcd.errors import EtcdError, SessionLostError
 from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.infra.etcd.session import Session
@@ -37,13 +35,13 @@ class NotReadyError(PeerProtocolError):
 
 
 class Leadership:
-    """Campaigns for ever. While it leads and all stages are registered, there is a desk."""
+    """A candidate. While it leads and all stages are registered, there is a desk."""
 
     def __init__(self, config: DirectoryConfig, client: EtcdClient, metrics: Metrics, tasks: TaskOwner) -> None:
         self._config = config
         self._client = client
         self._tasks = tasks
-        self._keys = PipelineKeys(config.cluster, config.pipeline)
+        self.keys = PipelineKeys(config.cluster, config.pipeline)
         self._desk: Desk | None = None
         self._fence: Fence | None = None
         self._records: Records = ()
@@ -61,41 +59,26 @@ class Leadership:
 
     # ---- leading ----
 
-    async def run(self, address: str) -> None:
-        """Campaign and lead, again and again; a task of the process."""
-        backoff = Backoff()
-        while True:
-            try:
-                async with Session(self._client, self._config.lease_ttl_s) as session:
-                    await self._lead(session, address, backoff)
-            except EtcdError as error:
-                _log.warning("not leading: %s", error)
-            finally:
-                self._step_down()
-            await asyncio.sleep(backoff.next_s())
+    async def until_ready(self, session: Session) -> None:
+        """A directory may lead before there are stages."""
 
-    async def _lead(self, session: Session, address: str, backoff: Backoff) -> None:
-        if self._config.advertise_address is None:
-            # The address is that of a socket which this process listens on: nobody else can.
-            await depose_predecessor(session, self._keys.directory, address.encode())
-        election = Election(session, self._keys.directory)
-        token = await election.campaign(address.encode())
-        backoff.reset()
-        try:
-            self._records = await self._load_records()
-            self._fence = election.fence
-            self._refresh_desk()
-            _log.info("leading, directory epoch %d, %d records in the ledger", token, len(self._records))
-            await election.wait_deposed()
-            _log.warning("not leading any more")
-        finally:
-            await election.resign()
+    async def begin(self, session: Session, fence: Fence) -> None:
+        """This directory leads; what it is to go on with, the ledger says. Raises EtcdError."""
+        self._records = await self._load_records()
+        self._fence = fence
+        self._refresh_desk()
+        _log.info("%d records in the ledger", len(self._records))
+
+    def step_down(self) -> None:
+        """This directory does not lead (any more)."""
+        self._fence = None
+        self._drop_desk()
 
     async def _load_records(self) -> Records:
-        snapshot = await self._client.get_prefix(self._keys.grants)
+        snapshot = await self._client.get_prefix(self.keys.grants)
         records = []
         for item in snapshot.items:
-            name = item.key.removeprefix(self._keys.grants)
+            name = item.key.removeprefix(self.keys.grants)
             try:
                 epoch, grants = decode_record(item.value)
             except ValueError as error:
@@ -103,10 +86,6 @@ class Leadership:
                 epoch, grants = PipelineEpoch(0), ()
             records.append((name, epoch, grants))
         return tuple(records)
-
-    def _step_down(self) -> None:
-        self._fence = None
-        self._drop_desk()
 
     def _drop_desk(self) -> None:
         if self._ledger_task is not None:
@@ -121,7 +100,7 @@ class Leadership:
 
     async def watch_stages(self) -> None:
         """Follow the registrations; a task of the process."""
-        async for stages in watch_registrations(self._client, self._keys):
+        async for stages in watch_registrations(self._client, self.keys):
             self._stages = stages
             if self._fence is not None:
                 self._refresh_desk()
@@ -159,8 +138,8 @@ class Leadership:
             self._ledger_task.cancel()
         self._ledger = LedgerWriter(
             self._client,
-            self._keys,
-            [fence, Fence(self._keys.router, hello.router_token)],
+            self.keys,
+            [fence, Fence(self.keys.router, hello.router_token)],
             hello.router_etcd_lease,
             written=desk.apply,
             observe=self._txn_seconds.observe,
@@ -178,7 +157,7 @@ class Leadership:
         """For operators."""
         status = prefill_pb2.DirectoryStatus(reachable=True)
         with contextlib.suppress(EtcdError, SessionLostError):
-            status.etcd_grant_records = len((await self._client.get_prefix(self._keys.grants)).items)
+            status.etcd_grant_records = len((await self._client.get_prefix(self.keys.grants)).items)
         if self._desk is not None:
             admission = self._desk.admission
             status.grants = len(admission.grants)

@@ -1,11 +1,9 @@
-"""The directory's side of one stage's rounds stream: made again whenever it breaks."""
+"""The directory's side of one stage's rounds stream."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Any, Final, NoReturn
 
 import grpc
 
@@ -13,14 +11,9 @@ from wavepp.codec import rounds
 from wavepp.core.directory.events import Event, StageConnected, StageDisconnected
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import DirectoryEpoch, GrantId, StageIndex
-from wavepp.infra.backoff import Backoff
-from wavepp.infra.outbox import Outbox, OutboxFullError
+from wavepp.infra.reconnect import ReconnectingStream
 from wavepp.infra.registration import StageRegistration
-from wavepp.infra.rpc import open_channel
-from wavepp.infra.streams import client_stream
 from wavepp.v1 import stage_pb2, stage_pb2_grpc
-
-_log = logging.getLogger(__name__)
 
 COMMANDS_MAX: Final = 4096
 
@@ -43,51 +36,47 @@ class StageStream:
         self._directory_epoch = directory_epoch
         self._pipeline = pipeline
         self._known = known
+        self._told: frozenset[GrantId] = frozenset()
         self._apply = apply
-        self._connect_timeout_s = connect_timeout_s
-        self._outbox: Outbox[stage_pb2.RoundsCommand] = Outbox(COMMANDS_MAX)
-        self._outbox.close()
+        self._stream: ReconnectingStream[stage_pb2.RoundsCommand, stage_pb2.RoundsEvent] = ReconnectingStream(
+            registration.address,
+            f"stage {self.stage}",
+            self,
+            call=_call,
+            commands_max=COMMANDS_MAX,
+            connect_timeout_s=connect_timeout_s,
+        )
 
     def send(self, command: stage_pb2.RoundsCommand) -> None:
         """Put a command on the stream; dropped while there is none (the next hello says what is to be kept)."""
-        self._outbox.put(command)
+        self._stream.send(command)
 
-    async def run(self) -> None:
-        """Connect, and connect again, for ever; a task of the process."""
-        backoff = Backoff()
-        while True:
-            try:
-                async with open_channel(self.registration.address) as channel:
-                    await self._talk(stage_pb2_grpc.StageServiceStub(channel), backoff)
-            except (grpc.aio.AioRpcError, PeerProtocolError, OutboxFullError, TimeoutError) as error:
-                _log.warning("stage %d: %s", self.stage, _words(error))
-            finally:
-                self._outbox.close()
-                self._apply(StageDisconnected(self.stage))
-            await asyncio.sleep(backoff.next_s())
+    async def run(self) -> NoReturn:
+        """Keep the stream for ever; a task of the process."""
+        await self._stream.run()
 
-    async def _talk(self, stub: stage_pb2_grpc.StageServiceAsyncStub, backoff: Backoff) -> None:
-        known = self._known()
-        self._outbox = Outbox(COMMANDS_MAX)
+    # ---- StreamOwner ----
+
+    def hello(self) -> stage_pb2.RoundsCommand:
+        """That this directory leads, and which grants the stage is to keep."""
+        self._told = self._known()
         hello = stage_pb2.RoundsHello(
-            directory_epoch=self._directory_epoch, pipeline=self._pipeline, stage=self.stage, known_grants=known
+            directory_epoch=self._directory_epoch, pipeline=self._pipeline, stage=self.stage, known_grants=self._told
         )
-        self._outbox.put(stage_pb2.RoundsCommand(hello=hello))
-        async with client_stream(stub.Rounds(_numbered(self._outbox)), self._outbox) as events:
-            async with asyncio.timeout(self._connect_timeout_s):
-                first = await anext(events, None)
-            if first is None or first.WhichOneof("event") != "hello":
-                raise PeerProtocolError("the stage did not answer the hello")
-            if first.hello.incarnation != self.registration.incarnation:
-                raise PeerProtocolError(
-                    f"incarnation {first.hello.incarnation} answered, {self.registration.incarnation} is registered"
-                )
-            backoff.reset()
-            self._apply(StageConnected(self.stage, first.hello.incarnation, first.hello.next_change, known))
-            async for event in events:
-                self._received(event)
+        return stage_pb2.RoundsCommand(hello=hello)
 
-    def _received(self, event: stage_pb2.RoundsEvent) -> None:
+    def greeted(self, event: stage_pb2.RoundsEvent) -> None:
+        """The stage is the registered process."""
+        if event.WhichOneof("event") != "hello":
+            raise PeerProtocolError("the stage did not answer the hello")
+        if event.hello.incarnation != self.registration.incarnation:
+            raise PeerProtocolError(
+                f"incarnation {event.hello.incarnation} answered, {self.registration.incarnation} is registered"
+            )
+        self._apply(StageConnected(self.stage, event.hello.incarnation, event.hello.next_change, self._told))
+
+    def received(self, event: stage_pb2.RoundsEvent) -> None:
+        """Answers, and what the cache holds."""
         match event.WhichOneof("event"):
             case "prepared":
                 self._apply(rounds.decode_answers(self.stage, event.prepared, lowered=False))
@@ -100,16 +89,18 @@ class StageStream:
             case other:
                 raise PeerProtocolError(f"unexpected event {other!r}")
 
+    def lost(self, reason: str) -> None:
+        """Nothing can be asked of the stage."""
+        self._apply(StageDisconnected(self.stage))
 
-async def _numbered(outbox: Outbox[stage_pb2.RoundsCommand]) -> AsyncIterator[stage_pb2.RoundsCommand]:
+
+def _call(channel: grpc.aio.Channel, commands: AsyncIterator[stage_pb2.RoundsCommand]) -> Any:
+    return stage_pb2_grpc.StageServiceStub(channel).Rounds(_numbered(commands))
+
+
+async def _numbered(commands: AsyncIterator[stage_pb2.RoundsCommand]) -> AsyncIterator[stage_pb2.RoundsCommand]:
     number = 0
-    async for command in outbox:
+    async for command in commands:
         command.number = number
         number += 1
         yield command
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error) or type(error).__name__

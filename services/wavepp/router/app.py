@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Final
 
 from wavepp.core.router.requests import FailureKind
 from wavepp.infra.errors import StartupError
+from wavepp.infra.etcd.campaign import Post, campaign_forever
 from wavepp.infra.etcd.errors import EtcdError
 from wavepp.infra.metrics import Metrics, watch_loop_lag
 from wavepp.infra.rpc import RpcServer
@@ -29,15 +29,6 @@ _log = logging.getLogger(__name__)
 
 WATCH_PERIOD_S: Final = 0.5
 DRAIN_S: Final = 20.0
-
-
-def router_main(config: RouterConfig) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
-    """The coroutine function that `run_process` takes."""
-
-    def main(stop: asyncio.Event) -> Coroutine[Any, Any, None]:
-        return run_router(config, stop)
-
-    return main
 
 
 async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
@@ -60,12 +51,13 @@ async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
             server.add(prefill_pb2_grpc.add_AdminServiceServicer_to_server, admin, "wavepp.v1.AdminService")
             port = await server.start(config.bind_host, config.bind_port)
             admin.address = config.advertised(port)
+            post = Post(leadership.keys.router, admin.address, own_address=config.advertise_address is None)
             metrics_port = metrics.serve(config.bind_host, config.metrics_port) if config.metrics_port >= 0 else -1
             export_gauges(metrics, leadership, tracing)
             tasks.spawn(watch_loop_lag(metrics), "loop-lag", endless=True)
             tasks.spawn(leadership.watch_stages(), "watch-stages", endless=True)
             tasks.spawn(leadership.directory.follow(), "follow-directory", endless=True)
-            tasks.spawn(leadership.run(admin.address), "leadership", endless=True)
+            tasks.spawn(campaign_forever(client, post, config.lease_ttl_s, leadership), "leadership", endless=True)
             tasks.spawn(watch_progress(leadership, front_door, admin, server), "watch-progress")
             if telemetry.enabled:
                 tasks.spawn(tracing.write(), "trace-write", endless=True)
@@ -89,7 +81,7 @@ async def _drain(leadership: Leadership, front_door: PrefillServicer, server: Rp
             async with asyncio.timeout(DRAIN_S):
                 await engine.until_idle()
         engine.fail_all(FailureKind.SHUTDOWN, "this router stops; send the request again")
-    leadership.close()
+    leadership.step_down()
     await server.stop()
 
 

@@ -18,11 +18,8 @@ from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.waves.policies import WavePolicy
 from wavepp.core.waves.policy_factory import make_policy
 from wavepp.core.waves.types import PlannerConfig
-from wavepp.infra.backoff import Backoff
 from wavepp.infra.errors import StartupError
 from wavepp.infra.etcd.client import EtcdClient
-from wavepp.infra.etcd.election import Election, depose_predecessor
-from wavepp.infra.etcd.errors import EtcdError
 from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.infra.etcd.session import Session
 from wavepp.infra.etcd.types import Fence
@@ -43,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """Campaigns for ever. The engine outlives a leadership: requests wait while nobody, or somebody else, leads."""
+    """A candidate. The engine outlives a leadership: requests wait while nobody, or somebody else, leads."""
 
     def __init__(self, config: RouterConfig, client: EtcdClient, codec: TextCodec | None, tasks: TaskOwner) -> None:
         self.config = config
@@ -116,7 +113,7 @@ class Leadership:
     def _replace_engine(self, stages: list[StageRegistration]) -> None:
         """The stages are the first ones, or of another shape: number, model, blocks or waves differ from before."""
         fence = self._fence
-        self._step_down()
+        self.step_down()
         if self.engine is not None:
             _log.warning("the stages serve something else than before: requests of before end")
             self.engine.fail_all(FailureKind.SHUTDOWN, "the stages were replaced by others; send the request again")
@@ -152,41 +149,27 @@ class Leadership:
 
     # ---- leading ----
 
-    async def run(self, address: str) -> None:
-        """Campaign and lead, again and again; a task of the process."""
-        backoff = Backoff()
-        while True:
-            try:
-                async with Session(self._client, self.config.lease_ttl_s) as session:
-                    self._session = session
-                    await session.until_lost(self._complete.wait())
-                    await self._lead(session, address, backoff)
-            except EtcdError as error:
-                _log.warning("not leading: %s", error)
-            finally:
-                self._step_down()
-                self._session = None
-            await asyncio.sleep(backoff.next_s())
+    async def until_ready(self, session: Session) -> None:
+        """Nobody can lead a pipeline whose stages were never all registered."""
+        self._session = session
+        await self._complete.wait()
 
-    async def _lead(self, session: Session, address: str, backoff: Backoff) -> None:
-        if self.config.advertise_address is None:
-            # The address is that of a socket which this process listens on: nobody else can.
-            await depose_predecessor(session, self.keys.router, address.encode())
-        election = Election(session, self.keys.router)
-        token = await election.campaign(address.encode())
-        backoff.reset()
-        try:
-            _log.info("leading pipeline %s, token %d", self.config.pipeline, token)
-            self._begin(election.fence)
-            await election.wait_deposed()
-            _log.warning("not leading any more")
-        finally:
-            self._step_down()
-            await election.resign()
+    async def begin(self, session: Session, fence: Fence) -> None:
+        """This router leads."""
+        self._begin(fence)
 
-    def close(self) -> None:
-        """The process stops: let go of the pipeline now, so that the ends of its streams are no news."""
-        self._step_down()
+    def step_down(self) -> None:
+        """This router does not lead (any more), or the process stops: let go of the pipeline now, so that the ends of
+        its streams are no news.
+        """
+        if self._directory_task is not None:
+            self._directory_task.cancel()
+            self._directory_task = None
+        if self.pipeline is not None:
+            self.pipeline.close()
+            self.pipeline = None
+            self._apply(dm.PipelineBroken("this router does not lead any more"))
+        self._fence = None
 
     def _begin(self, fence: Fence) -> None:
         if self.served is None:
@@ -205,16 +188,6 @@ class Leadership:
         )
         self.pipeline.stages_changed(self.stages)
         self._directory_task = self._tasks.spawn(self.directory.run(), "directory")
-
-    def _step_down(self) -> None:
-        if self._directory_task is not None:
-            self._directory_task.cancel()
-            self._directory_task = None
-        if self.pipeline is not None:
-            self.pipeline.close()
-            self.pipeline = None
-            self._apply(dm.PipelineBroken("this router does not lead any more"))
-        self._fence = None
 
     # ---- between the parts ----
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, NoReturn
 
 import grpc
 
@@ -13,14 +11,9 @@ from wavepp.codec import control
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import Incarnation, StageIndex
 from wavepp.core.router import epochs as ep
-from wavepp.infra.backoff import Backoff
-from wavepp.infra.outbox import Outbox, OutboxFullError
+from wavepp.infra.reconnect import ReconnectingStream
 from wavepp.infra.registration import StageRegistration
-from wavepp.infra.rpc import open_channel
-from wavepp.infra.streams import client_stream
 from wavepp.v1 import stage_pb2, stage_pb2_grpc
-
-_log = logging.getLogger(__name__)
 
 COMMANDS_MAX: Final = 1024
 CONNECT_TIMEOUT_S: Final = 3.0
@@ -42,46 +35,38 @@ class StageControl:
         self._hello = hello
         self._on_epoch_event = on_epoch_event
         self._on_report = on_report
-        self._outbox: Outbox[stage_pb2.ControlCommand] = Outbox(COMMANDS_MAX)
-        self._outbox.close()
+        self._stream: ReconnectingStream[stage_pb2.ControlCommand, stage_pb2.ControlEvent] = ReconnectingStream(
+            registration.address,
+            f"stage {self.stage}",
+            self,
+            call=_call,
+            commands_max=COMMANDS_MAX,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+        )
 
     def send(self, command: stage_pb2.ControlCommand) -> None:
         """Put a command on the stream; dropped while there is none (the epoch moves then)."""
-        self._outbox.put(command)
+        self._stream.send(command)
 
-    async def run(self) -> None:
-        """Connect, and connect again, for ever; a task of the process."""
-        backoff = Backoff()
-        while True:
-            reason = "the control stream ended"
-            try:
-                async with open_channel(self.registration.address) as channel:
-                    await self._talk(stage_pb2_grpc.StageServiceStub(channel), backoff)
-            except grpc.aio.AioRpcError as error:
-                reason = f"{error.code().name}: {error.details()}"
-            except (PeerProtocolError, OutboxFullError, TimeoutError) as error:
-                reason = str(error) or "no answer in time"
-            finally:
-                self._outbox.close()
-                self._on_epoch_event(ep.StageDown(self.stage, reason))
-            _log.warning("stage %d: %s", self.stage, reason)
-            await asyncio.sleep(backoff.next_s())
+    async def run(self) -> NoReturn:
+        """Keep the stream for ever; a task of the process."""
+        await self._stream.run()
 
-    async def _talk(self, stub: stage_pb2_grpc.StageServiceAsyncStub, backoff: Backoff) -> None:
-        self._outbox = Outbox(COMMANDS_MAX)
-        self._outbox.put(stage_pb2.ControlCommand(hello=self._hello))
-        async with client_stream(stub.Control(aiter(self._outbox)), self._outbox) as events:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                first = await anext(events, None)
-            if first is None or first.WhichOneof("event") != "hello":
-                raise PeerProtocolError("the stage did not answer the hello")
-            backoff.reset()
-            incarnation = Incarnation(first.hello.incarnation)
-            self._on_epoch_event(ep.StageUp(self.stage, incarnation, self.registration.link_address))
-            async for event in events:
-                self._received(event)
+    # ---- StreamOwner ----
 
-    def _received(self, event: stage_pb2.ControlEvent) -> None:
+    def hello(self) -> stage_pb2.ControlCommand:
+        """Whom this router means, and that it leads."""
+        return stage_pb2.ControlCommand(hello=self._hello)
+
+    def greeted(self, event: stage_pb2.ControlEvent) -> None:
+        """The stage is the one that was meant."""
+        if event.WhichOneof("event") != "hello":
+            raise PeerProtocolError("the stage did not answer the hello")
+        incarnation = Incarnation(event.hello.incarnation)
+        self._on_epoch_event(ep.StageUp(self.stage, incarnation, self.registration.link_address))
+
+    def received(self, event: stage_pb2.ControlEvent) -> None:
+        """Epochs and links are the keeper's, the rest is reported."""
         match event.WhichOneof("event"):
             case "epoch":
                 self._on_epoch_event(control.decode_ack(self.stage, event.epoch))
@@ -89,3 +74,11 @@ class StageControl:
                 self._on_epoch_event(control.decode_link_lost(self.stage, event.link_lost))
             case _:
                 self._on_report(self.stage, event)
+
+    def lost(self, reason: str) -> None:
+        """Nothing can be said to the stage."""
+        self._on_epoch_event(ep.StageDown(self.stage, reason))
+
+
+def _call(channel: grpc.aio.Channel, commands: AsyncIterator[stage_pb2.ControlCommand]) -> Any:
+    return stage_pb2_grpc.StageServiceStub(channel).Control(commands)

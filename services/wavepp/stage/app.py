@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Coroutine
 from typing import Any, Final
 
 from wavepp.core.errors import InvalidInputError, WaveppError
@@ -37,15 +36,6 @@ SWITCH_INTERVAL_S: Final = 0.0005
 
 BOUNDARY_BYTES_PER_TOKEN: Final = 8
 """Widest element of a boundary tensor (fp64, uint64)."""
-
-
-def stage_main(config: StageConfig) -> Any:
-    """The coroutine function that `run_process` takes."""
-
-    def main(stop: asyncio.Event) -> Coroutine[Any, Any, None]:
-        return run_stage(config, stop)
-
-    return main
 
 
 async def run_stage(config: StageConfig, stop: asyncio.Event) -> None:

@@ -8,12 +8,15 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TextIO
+from functools import partial
+from typing import Any, Final, NoReturn, TextIO, TypeVar
 
 import uvloop
 
 from wavepp.core.errors import WaveppError
+from wavepp.infra.config import ProcessConfig, load
 from wavepp.infra.errors import BackgroundTaskError, StartupError
+from wavepp.infra.logs import setup_logging
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +28,18 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 Main = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 """What a process does: it returns when it has shut down after the event it was given is set."""
+
+
+C = TypeVar("C", bound=ProcessConfig)
+
+
+def process_main(
+    config_class: type[C], run: Callable[[C, asyncio.Event], Coroutine[Any, Any, None]], *, name: str
+) -> NoReturn:
+    """A process from its command line to its exit code: read the configuration, then `run` until a signal comes."""
+    config = load(config_class, sys.argv[1:], name=name)
+    setup_logging(config.log_level, config.log_format)
+    sys.exit(run_process(partial(run, config), name=name))
 
 
 def run_process(main: Main, *, name: str, stop_grace_s: float = STOP_GRACE_S) -> int:

@@ -86,7 +86,7 @@ def run_demo(model: str, models_dir: Path, demo_dir: Path) -> list[str]:
 def mesh(options: UpOptions) -> Iterator[MeshClient]:
     """A mesh as `wavepp up` would start it, and a client. Raises StopRequestedError when a signal comes."""
     from wavepp.cli.local.cluster import LocalCluster
-    from wavepp.cli.local.options import plan_up
+    from wavepp.cli.local.planning import plan_up
     from wavepp.cli.local.run_dir import own_run_dir
     from wavepp.cli.local.signals import StopSignals
     from wavepp.cli.mesh.client import MeshClient

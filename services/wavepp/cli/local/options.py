@@ -1,175 +1,97 @@
-"""From the options of `wavepp up` to what has to be started."""
+"""The options of `wavepp up`: what they are called, what they say of themselves, and whom they are for."""
 
 from __future__ import annotations
 
-import re
-import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Literal, get_type_hints
 
-from wavepp.cli.local.cluster import ClusterSpec
-from wavepp.cli.local.sizing import Pool, available_memory, default_wave_tokens, emulated_pool, pool_for
+import typer
+
 from wavepp.cli.mesh.address import PORT, RUN_DIR
-from wavepp.cli.models.fetch import SMOLLM2, FetchError, fetch_model
 from wavepp.cli.models.model import MODELS_DIR
-from wavepp.core.errors import InvalidInputError, WaveppError
-
-EMULATED: Final = "emulated"
-BLOCK_TOKENS: Final = 64
-_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+from wavepp.core.waves.policy_factory import PolicyName
+from wavepp.infra.logs import LogFormat, LogLevel
 
 
-class PortTakenError(WaveppError):
-    """Somebody else listens there."""
+class To(Enum):
+    """Who takes an option as a setting of the same name."""
+
+    ALL = "every process"
+    STAGES = "the stages"
+    ROUTER = "the router"
 
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
     """What `wavepp up` was told; None = not given, so that a configuration file or the processes' defaults decide."""
 
-    model: str
-    stages: int = 2
-    dtype: str | None = None
-    device: str | None = None
-    blocks: int | None = None
-    block_tokens: int | None = None
-    wave_tokens_max: int | None = None
-    wave_requests_max: int | None = None
-    policy: str | None = None
-    chunk_grid: str | None = None
-    link: str | None = None
-    ucx_profile: str | None = None
-    threads: int | None = None
-    layers: str | None = None
-    served_model_name: str | None = None
-    port: int = PORT
-    run_dir: Path = RUN_DIR
-    models_dir: Path = MODELS_DIR
-    etcd_endpoints: str = ""
-    cluster: str | None = None
-    pipeline: str | None = None
-    config: Path | None = None
-    trace_file: Path | None = None
-    log_level: str | None = None
-    log_format: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class UpPlan:
-    """`pool` is None when the number of blocks was given or comes from a configuration file."""
-
-    spec: ClusterSpec
-    pool: Pool | None
-    chat: bool
-
-
-def is_emulated(model: str) -> bool:
-    """Whether it is the model that computes nothing."""
-    return model.partition(":")[0] == EMULATED
-
-
-def plan_up(options: UpOptions, on_step: Callable[[str], None] = lambda _: None) -> UpPlan:
-    """Find (or fetch) the model, size what was left open. Raises WaveppError when the model cannot be had."""
-    if options.stages < 1:
-        raise InvalidInputError(f"--stages is {options.stages}; it must be 1 or more")
-    directory = None if is_emulated(options.model) else find_model(options.model, options.models_dir, on_step)
-    block_tokens = options.block_tokens or BLOCK_TOKENS
-    blocks, wave_tokens_max, pool = options.blocks, options.wave_tokens_max, None
-    # A configuration file speaks for itself: defaults of ours would override it.
-    if blocks is None and options.config is None:
-        if directory is None:
-            pool = emulated_pool(block_tokens)
-        else:
-            pool = pool_for(directory, options.dtype or "auto", block_tokens, available_memory())
-        blocks = pool.blocks
-    if wave_tokens_max is None and options.config is None:
-        wave_tokens_max = default_wave_tokens(block_tokens)
-    spec = ClusterSpec(
-        run_dir=options.run_dir,
-        model=options.model if directory is None else str(directory),
-        stages=options.stages,
-        router_port=options.port,
-        tokenizer=directory if directory is not None and (directory / "tokenizer.json").is_file() else None,
-        etcd_endpoints=options.etcd_endpoints,
-        common_arguments=_flags(
-            config=options.config,
-            cluster=options.cluster,
-            pipeline=options.pipeline,
-            run_dir=options.run_dir,
-            log_level=options.log_level,
-            log_format=options.log_format,
+    model: Annotated[str, typer.Option(help="Checkpoint directory, hub id OWNER/NAME, smollm2, or emulated[:PROFILE].")]
+    stages: Annotated[int, typer.Option("--stages", "-n", min=1, max=64, help="Pipeline stages (processes).")] = 2
+    dtype: Annotated[
+        Literal["auto", "bf16", "fp32"] | None, typer.Option(help="auto: bf16 if the CPU has it."), To.STAGES
+    ] = None
+    device: Annotated[str | None, typer.Option(help="Device of the stages."), To.STAGES] = None
+    blocks: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            envvar="WAVEPP_BLOCKS",
+            help="Cache blocks of each stage. If absent, all stages together get a quarter of the memory left beside "
+            "the weights, at most 65,536 tokens or twice the model's longest sequence.",
         ),
-        stage_arguments=_flags(
-            dtype=options.dtype,
-            device=options.device,
-            blocks=blocks,
-            block_tokens=options.block_tokens,
-            wave_tokens_max=wave_tokens_max,
-            wave_requests_max=options.wave_requests_max,
-            link=options.link,
-            ucx_profile=options.ucx_profile,
-            threads=options.threads,
-            layers=options.layers,
-            models_dir=options.models_dir,
-        ),
-        router_arguments=_flags(
-            policy=options.policy,
-            chunk_grid=options.chunk_grid,
-            wave_requests_max=options.wave_requests_max,
-            served_model_name=options.served_model_name,
-            trace_file=options.trace_file,
-        ),
-    )
-    return UpPlan(spec, pool, directory is not None and _has_chat_template(directory))
+        To.STAGES,
+    ] = None
+    block_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens a block (64)."), To.STAGES] = None
+    wave_tokens_max: Annotated[
+        int | None,
+        typer.Option(min=1, envvar="WAVEPP_WAVE_TOKENS_MAX", help="Most prefill tokens of a wave, M (512)."),
+        To.STAGES,
+    ] = None
+    wave_requests_max: Annotated[
+        int | None, typer.Option(min=1, max=512, help="Most requests of a wave."), To.STAGES, To.ROUTER
+    ] = None
+    policy: Annotated[PolicyName | None, typer.Option(help="How wave sizes are chosen."), To.ROUTER] = None
+    chunk_grid: Annotated[
+        Literal["free", "fixed"] | None,
+        typer.Option(help="fixed: cut at multiples of M only, for reproducible bits."),
+        To.ROUTER,
+    ] = None
+    link: Annotated[Literal["ucx", "socket"] | None, typer.Option(help="What carries activations."), To.STAGES] = None
+    ucx_profile: Annotated[Literal["tcp", "shm"] | None, typer.Option(help="shm: shared memory."), To.STAGES] = None
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each stage's model."), To.STAGES] = None
+    layers: Annotated[
+        str | None, typer.Option(help="Layers of each stage, like 16,14; balanced if absent."), To.STAGES
+    ] = None
+    served_model_name: Annotated[str | None, typer.Option(help="Model name for clients."), To.ROUTER] = None
+    port: Annotated[int, typer.Option(min=0, max=65535, help="For clients, on 127.0.0.1; 0: any free one.")] = PORT
+    run_dir: Annotated[
+        Path, typer.Option(help="Logs, etcd's data, and the address for the other commands."), To.ALL
+    ] = RUN_DIR
+    models_dir: Annotated[Path, typer.Option(help="Where fetched models are."), To.STAGES] = MODELS_DIR
+    etcd_endpoints: Annotated[
+        str, typer.Option(envvar="WAVEPP_ETCD_ENDPOINTS", help="host:port,... of your own etcd; none: one is started.")
+    ] = ""
+    cluster: Annotated[str | None, typer.Option(help="Name of the cluster, in your own etcd."), To.ALL] = None
+    pipeline: Annotated[str | None, typer.Option(help="Name of the pipeline, in your own etcd."), To.ALL] = None
+    config: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="TOML settings of all processes."), To.ALL
+    ] = None
+    trace_file: Annotated[
+        Path | None, typer.Option(help="Write request traces there, a JSON span a line."), To.ROUTER
+    ] = None
+    log_level: Annotated[LogLevel | None, typer.Option(help="Of all processes."), To.ALL] = None
+    log_format: Annotated[LogFormat | None, typer.Option(help="Of all processes."), To.ALL] = None
+    ready_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds until it must be ready.")] = 600.0
 
 
-def find_model(model: str, models_dir: Path, on_step: Callable[[str], None]) -> Path:
-    """The directory of a checkpoint: a path, or a name that `wavepp model fetch` knows, fetched when it is not there.
-
-    Raises FetchError.
-    """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if model != SMOLLM2 and not _HUB_ID.fullmatch(model):
-        raise FetchError(
-            f"no model {model!r}: there is no such directory; give one with a Hugging Face checkpoint, a hub id like "
-            f"owner/name, {SMOLLM2}, or {EMULATED}"
-        )
-    try:
-        return fetch_model(model, models_dir, on_step)
-    except FetchError as error:
-        raise FetchError(f"no model {model!r}: there is no such directory, and {error}") from error
-
-
-def check_port(port: int) -> None:
-    """Raises PortTakenError when nobody can listen on `port` of 127.0.0.1. 0 is always well."""
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-    except OSError as error:
-        raise PortTakenError(
-            f"cannot listen on 127.0.0.1:{port}: {error.strerror}; stop what listens there, or give another --port "
-            "(0 takes a free one)"
-        ) from error
-
-
-def _flags(**values: object) -> tuple[str, ...]:
+def flags(options: UpOptions, to: To) -> tuple[str, ...]:
+    """The options that were given for these processes, as they take them."""
+    hints = get_type_hints(UpOptions, include_extras=True)
+    given = [
+        (field.name, getattr(options, field.name)) for field in fields(options) if to in hints[field.name].__metadata__
+    ]
     return tuple(
-        part
-        for name, value in values.items()
-        if value is not None
-        for part in (f"--{name.replace('_', '-')}", str(value))
+        part for name, value in given if value is not None for part in (f"--{name.replace('_', '-')}", str(value))
     )
-
-
-def _has_chat_template(directory: Path) -> bool:
-    if (directory / "chat_template.jinja").is_file():
-        return True
-    try:
-        return '"chat_template"' in (directory / "tokenizer_config.json").read_text()
-    except OSError:
-        return False

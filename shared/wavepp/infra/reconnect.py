@@ -1,0 +1,100 @@
+"""The client's side of a long-lived two-way stream: made again whenever it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+import grpc
+
+from wavepp.core.errors import PeerProtocolError
+from wavepp.infra.backoff import Backoff
+from wavepp.infra.outbox import Outbox, OutboxFullError
+from wavepp.infra.rpc import open_channel
+from wavepp.infra.streams import client_stream
+
+_log = logging.getLogger(__name__)
+
+Command = TypeVar("Command")
+Command_co = TypeVar("Command_co", covariant=True)
+Event = TypeVar("Event")
+Event_contra = TypeVar("Event_contra", contravariant=True)
+
+
+class StreamOwner(Protocol[Command_co, Event_contra]):
+    """What talks over a stream. Called on the event loop; must not block."""
+
+    def hello(self) -> Command_co:
+        """The first message of a new stream."""
+
+    def greeted(self, event: Event_contra) -> None:
+        """The answer to the hello: the stream is up. Raises PeerProtocolError for anything else."""
+
+    def received(self, event: Event_contra) -> None:
+        """What came next. Raises PeerProtocolError for what the peer must not send."""
+
+    def lost(self, reason: str) -> None:
+        """The stream broke, could not be made, or is given up."""
+
+
+class ReconnectingStream(Generic[Command, Event]):
+    """Keeps a stream to `address`; one at a time, with pauses that grow while the peer does not answer a hello."""
+
+    def __init__(
+        self,
+        address: str,
+        peer: str,
+        owner: StreamOwner[Command, Event],
+        *,
+        call: Callable[[grpc.aio.Channel, AsyncIterator[Command]], Any],
+        commands_max: int,
+        connect_timeout_s: float,
+    ) -> None:
+        """`peer`: its name for logs. `call` begins the RPC, given what is to be sent. `connect_timeout_s`: for the
+        answer to the hello.
+        """
+        self.address = address
+        self._peer = peer
+        self._owner = owner
+        self._call = call
+        self._commands_max = commands_max
+        self._connect_timeout_s = connect_timeout_s
+        self._outbox: Outbox[Command] = Outbox(commands_max)
+        self._outbox.close()
+
+    def send(self, command: Command) -> None:
+        """Put a command on the stream; dropped while there is none: the next hello begins anew."""
+        self._outbox.put(command)
+
+    async def run(self) -> NoReturn:
+        """Connect, and connect again, for ever; a task of the process."""
+        backoff = Backoff()
+        while True:
+            reason = "the stream ended"
+            try:
+                async with open_channel(self.address) as channel:
+                    await self._talk(channel, backoff)
+            except grpc.aio.AioRpcError as error:
+                reason = f"{error.code().name}: {error.details()}"
+            except (PeerProtocolError, OutboxFullError, TimeoutError) as error:
+                reason = str(error) or "no answer in time"
+            finally:
+                self._outbox.close()
+                self._owner.lost(reason)
+            _log.warning("%s at %s: %s", self._peer, self.address, reason)
+            await asyncio.sleep(backoff.next_s())
+
+    async def _talk(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
+        self._outbox = Outbox(self._commands_max)
+        self._outbox.put(self._owner.hello())
+        async with client_stream(self._call(channel, aiter(self._outbox)), self._outbox) as events:
+            async with asyncio.timeout(self._connect_timeout_s):
+                first = await anext(events, None)
+            if first is None:
+                raise PeerProtocolError("the hello was not answered")
+            self._owner.greeted(first)
+            backoff.reset()
+            async for event in events:
+                self._owner.received(event)
