@@ -58,9 +58,9 @@ class Bench:
         self.cache.materialise(grant, len(prompt) * B)
         for blocks in snapshots:
             assert self.cache.materialise_snapshot(grant, blocks * B) is not None
-        self.cache.attach(grant, len(prompt) * B, keys_of(prompt)[16 * start :], start)
+        self.cache.publish(grant, len(prompt) * B, keys_of(prompt)[16 * start :], start)
         for blocks in snapshots:
-            self.cache.attach_snapshot(grant, blocks * B)
+            self.cache.publish_snapshot(grant, blocks * B)
         self.cache.validate()
 
     def release(self, grant: GrantId) -> None:

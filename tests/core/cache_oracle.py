@@ -188,11 +188,11 @@ class Oracle:
         [oldest] = [k for k in leaves if self.last_use[k] == min(self.last_use[other] for other in leaves)]
         if oldest in self.snapshots:
             self.snapshots.remove(oldest)
-            self.events.append((ChangeKind.SNAPSHOT_DETACHED, oldest))
+            self.events.append((ChangeKind.SNAPSHOT_WITHDRAWN, oldest))
         del self.parents[oldest], self.last_use[oldest]
-        self.events.append((ChangeKind.DETACHED, oldest))
+        self.events.append((ChangeKind.WITHDRAWN, oldest))
 
-    def attach(self, grant: GrantId, last_block: int) -> None:
+    def publish(self, grant: GrantId, last_block: int) -> None:
         mine = self.grants[grant]
         for i in range(len(mine.published), last_block):
             key = mine.keys[i]
@@ -200,7 +200,7 @@ class Oracle:
             mine.published.append(key)
             if key not in self.parents:
                 self.parents[key] = mine.keys[i - 1] if i else None
-                self.events.append((ChangeKind.ATTACHED, key))
+                self.events.append((ChangeKind.PUBLISHED, key))
 
     def take_slot(self, grant: GrantId, at_block: int) -> bool:
         mine = self.grants[grant]
@@ -212,11 +212,11 @@ class Oracle:
         if not self.usage()["snapshot"].free:
             oldest = next(key for key in self.snapshots if key not in self.pinned_snapshots())
             self.snapshots.remove(oldest)
-            self.events.append((ChangeKind.SNAPSHOT_DETACHED, oldest))
+            self.events.append((ChangeKind.SNAPSHOT_WITHDRAWN, oldest))
         mine.slots_taken.add(at_block)
         return True
 
-    def attach_snapshot(self, grant: GrantId, at_block: int) -> bool:
+    def publish_snapshot(self, grant: GrantId, at_block: int) -> bool:
         mine = self.grants[grant]
         if at_block not in mine.slots_taken:
             return False
@@ -226,7 +226,7 @@ class Oracle:
             self.use_snapshot(key)
             return False
         self.snapshots.append(key)
-        self.events.append((ChangeKind.SNAPSHOT_ATTACHED, key))
+        self.events.append((ChangeKind.SNAPSHOT_PUBLISHED, key))
         return True
 
     def release(self, grant: GrantId) -> None:

@@ -356,10 +356,10 @@ def test_a_prompt_without_a_full_block_is_admitted_and_hints_nothing() -> None:
 def test_changes_of_a_cache_reach_the_hints_and_a_gap_asks_for_a_dump() -> None:
     directory = Directory()
     key = key_at(keys_of(4), 0)
-    attached = (CacheChange(ChangeKind.ATTACHED, key),)
-    assert directory.tell(am.CacheChanged(S0, "inc0", 0, attached, False)) == []
+    published = (CacheChange(ChangeKind.PUBLISHED, key),)
+    assert directory.tell(am.CacheChanged(S0, "inc0", 0, published, False)) == []
     assert directory.admission.hints.stages_holding(key) == 1
-    assert directory.tell(am.CacheChanged(S0, "inc0", 5, attached, False)) == [am.AskDump(S0)]
+    assert directory.tell(am.CacheChanged(S0, "inc0", 5, published, False)) == [am.AskDump(S0)]
     assert not directory.admission.in_sync(S0)
     assert directory.admission.in_sync(S1)
 

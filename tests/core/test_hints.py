@@ -106,21 +106,21 @@ def test_a_stage_without_recurrent_layers_counts_as_holding_every_snapshot() -> 
 
 def test_changes_are_applied_in_order_and_an_empty_mask_leaves_the_index() -> None:
     index = known_index(2, recurrent=0b11)
-    index.apply(S0, [CacheChange(ChangeKind.ATTACHED, key(0)), CacheChange(ChangeKind.SNAPSHOT_ATTACHED, key(0))])
-    index.apply(S1, [CacheChange(ChangeKind.ATTACHED, key(0))])
+    index.apply(S0, [CacheChange(ChangeKind.PUBLISHED, key(0)), CacheChange(ChangeKind.SNAPSHOT_PUBLISHED, key(0))])
+    index.apply(S1, [CacheChange(ChangeKind.PUBLISHED, key(0))])
     assert index.stages_holding(key(0)) == 0b11
     index.apply(
         S0,
         [
-            CacheChange(ChangeKind.DETACHED, key(0)),
-            CacheChange(ChangeKind.ATTACHED, key(0)),
-            CacheChange(ChangeKind.SNAPSHOT_DETACHED, key(0)),
-            CacheChange(ChangeKind.DETACHED, key(0)),
+            CacheChange(ChangeKind.WITHDRAWN, key(0)),
+            CacheChange(ChangeKind.PUBLISHED, key(0)),
+            CacheChange(ChangeKind.SNAPSHOT_WITHDRAWN, key(0)),
+            CacheChange(ChangeKind.WITHDRAWN, key(0)),
         ],
     )
     assert index.stages_holding(key(0)) == 0b10
     assert index.sizes() == (1, 0)
-    index.apply(S1, [CacheChange(ChangeKind.DETACHED, key(0)), CacheChange(ChangeKind.DETACHED, key(7))])
+    index.apply(S1, [CacheChange(ChangeKind.WITHDRAWN, key(0)), CacheChange(ChangeKind.WITHDRAWN, key(7))])
     assert index.sizes() == (0, 0)
     index.validate()
 

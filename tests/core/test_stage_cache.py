@@ -242,22 +242,22 @@ def test_a_step_down_to_where_the_grant_is_not_is_refused(dense: Bench, endpoint
 # ---- the end -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("progress", ["prepared", "committed", "owned", "attached"])
+@pytest.mark.parametrize("progress", ["prepared", "committed", "owned", "published"])
 def test_releasing_at_any_point_gives_everything_back(hybrid: Bench, progress: str) -> None:
     hybrid.cached("abc", snapshots=(2,))
     grant = hybrid.prepared("abcd")
     if progress != "prepared":
         hybrid.cache.commit(grant)
-    if progress in ("owned", "attached"):
+    if progress in ("owned", "published"):
         hybrid.cache.materialise(grant, 4 * B)
         assert hybrid.cache.materialise_snapshot(grant, 4 * B) is not None
-    if progress == "attached":
-        hybrid.cache.attach(grant, 4 * B, keys_of("abcd")[32:], 2)
-        hybrid.cache.attach_snapshot(grant, 4 * B)
+    if progress == "published":
+        hybrid.cache.publish(grant, 4 * B, keys_of("abcd")[32:], 2)
+        hybrid.cache.publish_snapshot(grant, 4 * B)
     hybrid.release(grant)
     for usage in hybrid.cache.usage().values():
         assert usage.free + usage.cached == usage.capacity == usage.available
-    assert hybrid.held("abcd") == (4 if progress == "attached" else 3)
+    assert hybrid.held("abcd") == (4 if progress == "published" else 3)
     assert hybrid.cache.grants() == ()
 
 
@@ -283,7 +283,7 @@ def test_a_grant_that_is_not_held_is_refused_everywhere(dense: Bench) -> None:
         lambda: dense.cache.commit(nobody),
         lambda: dense.cache.lower(nobody, 0),
         lambda: dense.cache.materialise(nobody, 0),
-        lambda: dense.cache.attach(nobody, 0, b"", 0),
+        lambda: dense.cache.publish(nobody, 0, b"", 0),
         lambda: dense.cache.receipt(nobody),
         lambda: dense.cache.table(nobody),
         lambda: dense.cache.endpoint_tokens(nobody),
@@ -325,8 +325,8 @@ def test_a_shape_that_makes_no_sense_is_refused(change: dict[str, object]) -> No
         lambda cache: cache._snapshots.unpin(cache._leases.get(GrantId(2)).restore_from),
         lambda cache: cache._states._free.pop(),
         lambda cache: cache._leases.shorten(GrantId(2), 0, None),
-        lambda cache: cache._sequences[GrantId(2)].table.pop(),
-        lambda cache: cache._sequences.pop(GrantId(2)),
+        lambda cache: cache._holdings[GrantId(2)].table.pop(),
+        lambda cache: cache._holdings.pop(GrantId(2)),
         lambda cache: cache._blocks._leaves.discard(cache._blocks.find(key_of("abc"))),
         lambda cache: cache._blocks.touch([cache._blocks.find(key_of("abc"))], 99),
     ],

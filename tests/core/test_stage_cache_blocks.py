@@ -120,7 +120,7 @@ def test_two_grants_that_compute_the_same_block_share_the_first_one(dense: Bench
     dense.cache.commit(two)
     own = dense.cache.materialise(two, 3 * B)
     free = dense.cache.usage()["kv"].free
-    dense.cache.attach(two, 3 * B, keys_of("abc"), 0)
+    dense.cache.publish(two, 3 * B, keys_of("abc"), 0)
     dense.cache.validate()
     shared = dense.cache.table(two)
     assert shared[:2] == dense.cache.table(one)[:2] != own[:2]
@@ -146,16 +146,16 @@ def test_blocks_are_published_in_order_only_once_and_only_when_computed(dense: B
     dense.cache.materialise(grant, 3 * B)
     keys = keys_of("abcd")
     with pytest.raises(InvalidInputError, match="without a gap"):
-        dense.cache.attach(grant, 3 * B, keys[16:32], 1)
+        dense.cache.publish(grant, 3 * B, keys[16:32], 1)
     with pytest.raises(InvalidInputError, match="without a gap"):
-        dense.cache.attach(grant, 2 * B - 1, keys[:32], 0)
+        dense.cache.publish(grant, 2 * B - 1, keys[:32], 0)
     with pytest.raises(InvalidInputError, match="without a gap"):
-        dense.cache.attach(grant, 4 * B, keys, 0)
-    dense.cache.attach(grant, 2 * B, keys[:32], 0)
-    dense.cache.attach(grant, 3 * B, keys[:48], 0)
+        dense.cache.publish(grant, 4 * B, keys, 0)
+    dense.cache.publish(grant, 2 * B, keys[:32], 0)
+    dense.cache.publish(grant, 3 * B, keys[:48], 0)
     assert dense.held("abcd") == 3
     with pytest.raises(InvalidInputError, match="not as"):
-        dense.cache.attach(grant, 3 * B, keys_of("x"), 0)
+        dense.cache.publish(grant, 3 * B, keys_of("x"), 0)
     dense.cache.validate()
 
 
@@ -165,7 +165,7 @@ def test_a_key_that_is_held_after_another_prefix_is_refused(dense: Bench) -> Non
     dense.cache.commit(grant)
     dense.cache.materialise(grant, 2 * B)
     with pytest.raises(InvalidInputError, match="another prefix"):
-        dense.cache.attach(grant, 2 * B, key_of("x") + key_of("ab"), 0)
+        dense.cache.publish(grant, 2 * B, key_of("x") + key_of("ab"), 0)
     dense.cache.validate()
     dense.release(grant)
     assert dense.held("xy") == 1
@@ -175,9 +175,9 @@ def test_a_step_before_the_first_chunk_is_impossible_and_says_what_happened(dens
     grant = dense.prepared("ab")
     for step in (
         lambda: dense.cache.materialise(grant, B),
-        lambda: dense.cache.attach(grant, 0, b"", 0),
+        lambda: dense.cache.publish(grant, 0, b"", 0),
         lambda: dense.cache.materialise_snapshot(grant, B),
-        lambda: dense.cache.attach_snapshot(grant, B),
+        lambda: dense.cache.publish_snapshot(grant, B),
     ):
         with pytest.raises(TransitionError, match=f"prepare {grant}"):
             step()

@@ -27,11 +27,11 @@ def test_changes_come_in_order_and_are_numbered_without_a_gap(dense: Bench) -> N
     dense.cached("ab")
     first = dense.cache.drain_changes(at_most=1)
     assert (first.first_number, first.gap) == (0, False)
-    assert first.changes == ((ChangeKind.ATTACHED, key_of("a")),)
+    assert first.changes == ((ChangeKind.PUBLISHED, key_of("a")),)
     dense.cached("abc")
     second = dense.cache.drain_changes()
     assert second.first_number == first.next_number == 1
-    assert second.changes == ((ChangeKind.ATTACHED, key_of("ab")), (ChangeKind.ATTACHED, key_of("abc")))
+    assert second.changes == ((ChangeKind.PUBLISHED, key_of("ab")), (ChangeKind.PUBLISHED, key_of("abc")))
     assert dense.cache.cursor == second.next_number == 3
     evict(dense, 2)
     assert [change.key for change in dense.cache.drain_changes().changes] == [key_of("abc"), key_of("ab")]
@@ -43,14 +43,14 @@ def test_changes_come_in_order_and_are_numbered_without_a_gap(dense: Bench) -> N
 def test_too_many_waiting_changes_are_dropped_and_the_gap_is_told_once() -> None:
     log = ChangeLog()
     for _ in range(UNDRAINED_CHANGES_MAX):
-        log.add(ChangeKind.ATTACHED, key_of("a"))
+        log.add(ChangeKind.PUBLISHED, key_of("a"))
     assert not log.drain(1).gap
-    log.add(ChangeKind.ATTACHED, key_of("a"))
-    log.add(ChangeKind.DETACHED, key_of("a"))
-    log.add(ChangeKind.ATTACHED, key_of("b"))
+    log.add(ChangeKind.PUBLISHED, key_of("a"))
+    log.add(ChangeKind.WITHDRAWN, key_of("a"))
+    log.add(ChangeKind.PUBLISHED, key_of("b"))
     drained = log.drain()
     assert (drained.first_number, drained.gap) == (UNDRAINED_CHANGES_MAX + 2, True)
-    assert drained.changes == ((ChangeKind.ATTACHED, key_of("b")),)
+    assert drained.changes == ((ChangeKind.PUBLISHED, key_of("b")),)
     assert log.drain() == replace(drained, first_number=UNDRAINED_CHANGES_MAX + 3, changes=(), gap=False)
 
 

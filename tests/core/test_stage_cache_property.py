@@ -150,13 +150,13 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.some(committed=True))
     @rule(data=st.data())
-    def attach(self, data: st.DataObject) -> None:
+    def publish(self, data: st.DataObject) -> None:
         grant = self.pick(data, committed=True)
         driven, published = self.live[grant], len(self.oracle.grants[grant].published)
         last = data.draw(mostly(driven.upto_tokens // B, published), label="last block")
         first = data.draw(st.integers(0, published), label="first block")
-        self.cache.attach(grant, driven.upto_tokens, b"".join(driven.keys[first:last]), first)
-        self.oracle.attach(grant, last)
+        self.cache.publish(grant, driven.upto_tokens, b"".join(driven.keys[first:last]), first)
+        self.oracle.publish(grant, last)
 
     @precondition(lambda self: self.shape.recurrent and self.some(committed=True))
     @rule(data=st.data())
@@ -172,11 +172,11 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.shape.recurrent and self.some(committed=True))
     @rule(data=st.data())
-    def attach_snapshot(self, data: st.DataObject) -> None:
+    def publish_snapshot(self, data: st.DataObject) -> None:
         grant = self.pick(data, committed=True)
         at_block = data.draw(st.integers(0, len(self.oracle.grants[grant].published)), label="at block")
-        fresh = self.cache.attach_snapshot(grant, at_block * B)
-        assert fresh == self.oracle.attach_snapshot(grant, at_block)
+        fresh = self.cache.publish_snapshot(grant, at_block * B)
+        assert fresh == self.oracle.publish_snapshot(grant, at_block)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -199,11 +199,11 @@ class CacheMachine(RuleBasedStateMachine):
             slot = self.cache.materialise_snapshot(grant, at_block * B)
             assert (slot is not None) == self.oracle.take_slot(grant, at_block)
         published = len(self.oracle.grants[grant].published)
-        self.cache.attach(grant, driven.total_tokens, b"".join(driven.keys[published:]), published)
-        self.oracle.attach(grant, len(driven.keys))
+        self.cache.publish(grant, driven.total_tokens, b"".join(driven.keys[published:]), published)
+        self.oracle.publish(grant, len(driven.keys))
         for at_block in taken:
-            fresh = self.cache.attach_snapshot(grant, at_block * B)
-            assert fresh == self.oracle.attach_snapshot(grant, at_block)
+            fresh = self.cache.publish_snapshot(grant, at_block * B)
+            assert fresh == self.oracle.publish_snapshot(grant, at_block)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -243,7 +243,7 @@ class CacheMachine(RuleBasedStateMachine):
     def tables_lead_to_the_blocks_of_their_keys(self) -> None:
         assert set(self.cache.grants()) == set(self.live)
         for kind, key in self.oracle.events[self.seen :]:
-            if kind is ChangeKind.DETACHED:
+            if kind is ChangeKind.WITHDRAWN:
                 self.where.pop(key, None)
         self.seen = len(self.oracle.events)
         owned: list[BlockId] = []

@@ -100,17 +100,17 @@ def test_a_snapshot_is_found_only_after_it_was_written(hybrid: Bench) -> None:
     slot = hybrid.cache.materialise_snapshot(writer, 2 * B)
     assert slot is not None
     assert hybrid.cache.materialise_snapshot(writer, 2 * B) == slot
-    with pytest.raises(InvalidInputError, match="attach the blocks first"):
-        hybrid.cache.attach_snapshot(writer, 2 * B)
-    hybrid.cache.attach(writer, 2 * B, keys_of("ab"), 0)
+    with pytest.raises(InvalidInputError, match="publish the blocks first"):
+        hybrid.cache.publish_snapshot(writer, 2 * B)
+    hybrid.cache.publish(writer, 2 * B, keys_of("ab"), 0)
     reader, answer = hybrid.prepare("abx", extra_tokens=0, endpoint_blocks=2)
     assert answer == Prepared(0, ())
     hybrid.release(reader)
-    assert hybrid.cache.attach_snapshot(writer, 2 * B)
+    assert hybrid.cache.publish_snapshot(writer, 2 * B)
     reader, answer = hybrid.prepare("abx", extra_tokens=0, endpoint_blocks=2)
     assert answer == Prepared(2 * B, (2 * B,))
     assert hybrid.cache.restore_slot(reader) == slot
-    assert not hybrid.cache.attach_snapshot(writer, 2 * B)
+    assert not hybrid.cache.publish_snapshot(writer, 2 * B)
 
 
 def test_a_second_snapshot_of_the_same_prefix_is_freed(hybrid: Bench) -> None:
@@ -170,7 +170,7 @@ def test_a_lack_of_snapshot_slots_keeps_nobody_waiting() -> None:
     bench.cache.commit(grant)
     bench.cache.materialise(grant, 3 * B)
     assert bench.cache.materialise_snapshot(grant, 2 * B) is None
-    assert not bench.cache.attach_snapshot(grant, 2 * B)
+    assert not bench.cache.publish_snapshot(grant, 2 * B)
 
 
 def test_a_snapshot_slot_that_is_promised_to_another_cannot_be_pinned_away(hybrid: Bench) -> None:
@@ -188,8 +188,8 @@ def test_a_snapshot_goes_with_its_block(hybrid: Bench) -> None:
     evict(hybrid, 1)
     drained = hybrid.cache.drain_changes()
     assert drained.changes == (
-        (ChangeKind.SNAPSHOT_DETACHED, key_of("abc")),
-        (ChangeKind.DETACHED, key_of("abc")),
+        (ChangeKind.SNAPSHOT_WITHDRAWN, key_of("abc")),
+        (ChangeKind.WITHDRAWN, key_of("abc")),
     )
     usage = hybrid.cache.usage()["snapshot"]
     assert (usage.free, usage.cached) == (3, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wavepp.core.cache.leases import Lease
 from wavepp.core.cache.types import PINS, KeyWindow, Missing, NeedKeys, Never, Prepared
-from wavepp.core.cache.view import CacheView, Sequence
+from wavepp.core.cache.view import CacheView, Holding
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import BlockId, GrantId, PrefixKey
 from wavepp.core.keys import key_at, key_count
@@ -63,7 +63,7 @@ class CacheAdmission(CacheView):
                 "snapshot": 1 if self.shape.recurrent and spare_snapshot else 0,
             },
         )
-        self._sequences[grant] = Sequence(total_blocks, list(chain), len(chain))
+        self._holdings[grant] = Holding(total_blocks, list(chain), len(chain))
         self._done("prepare", grant, endpoint, total_tokens)
         return Prepared(endpoint, offers if self.shape.recurrent else ())
 
@@ -76,10 +76,10 @@ class CacheAdmission(CacheView):
         waiting will not bring it back, but a new `prepare` will see the snapshots that are left. Raises
         `TransitionError` after `commit`.
         """
-        sequence = self._get(grant)
+        holding = self._get(grant)
         lease = self._leases.get(grant)
         now_tokens = len(lease.blocks) * self.shape.block_tokens
-        if sequence.committed:
+        if holding.committed:
             raise self._wrong_state(grant, "committed", "lower")
         if not 0 <= endpoint_tokens <= now_tokens or endpoint_tokens % self.shape.alignment_tokens:
             raise InvalidInputError(
@@ -117,8 +117,8 @@ class CacheAdmission(CacheView):
         if lease.restore_from is not None:
             self._snapshots.unpin(lease.restore_from)
         self._blocks.unpin(self._leases.shorten(grant, keep, restore_from))
-        del sequence.table[keep:]
-        sequence.published = keep
+        del holding.table[keep:]
+        holding.published = keep
         self._done("lower", grant, endpoint_tokens)
         return self._prepared(lease)
 
@@ -130,7 +130,7 @@ class CacheAdmission(CacheView):
         """Wanted and total blocks of a request inside the contract; raises `InvalidInputError` otherwise."""
         block_tokens = self.shape.block_tokens
         wanted_blocks = endpoint_tokens // block_tokens
-        if grant in self._sequences:
+        if grant in self._holdings:
             raise InvalidInputError(f"grant {grant} is held already: release it first; an id is never used again")
         if not 0 <= endpoint_tokens < total_tokens:
             raise InvalidInputError(

@@ -21,12 +21,12 @@ UNDRAINED_CHANGES_MAX: Final = 65_536
 
 
 class ChangeKind(IntEnum):
-    """What happened to a key. The numbers are those of the wire."""
+    """What happened to a key. The numbers are those of the wire, where the names are ATTACHED and DETACHED."""
 
-    ATTACHED = 1
-    DETACHED = 2
-    SNAPSHOT_ATTACHED = 3
-    SNAPSHOT_DETACHED = 4
+    PUBLISHED = 1
+    WITHDRAWN = 2
+    SNAPSHOT_PUBLISHED = 3
+    SNAPSHOT_WITHDRAWN = 4
 
 
 class CacheChange(NamedTuple):

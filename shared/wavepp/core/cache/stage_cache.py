@@ -6,7 +6,7 @@ The rule that everything here keeps, for every pool at every moment:
 
 so what was reserved can always be materialised. A grant's way through: `prepare` (pins the reused prefix,
 reserves for the rest), perhaps `lower`, `commit` with its first chunk, then for every chunk `materialise`
-when its job is handed over and `attach` when it is done, and at last `release`, from any of these states.
+when its job is handed over and `publish` when it is done, and at last `release`, from any of these states.
 
 On a recurrent stage a grant also has one state slot, and its lease pins the snapshot at its endpoint. For
 the snapshots that it will take, one slot is reserved if there is one: a snapshot only saves work later, so
@@ -22,7 +22,7 @@ from wavepp.core.cache.types import (
     LeaseReceipt,
     SnapshotSlot,
 )
-from wavepp.core.cache.view import Sequence
+from wavepp.core.cache.view import Holding
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import BlockId, GrantId, PrefixKey
 from wavepp.core.keys import key_at, key_count
@@ -32,7 +32,7 @@ class StageCache(CacheAdmission):
     """See the module's text. Every method leaves every rule of `validate` true, also when it raises.
 
     A grant that is not held raises `InvalidInputError`, and so do arguments outside the contract; but for
-    `attach`, a method that raises has changed nothing.
+    `publish`, a method that raises has changed nothing.
     """
 
     # ---- execution -------------------------------------------------------------------------------------
@@ -51,25 +51,25 @@ class StageCache(CacheAdmission):
         Free blocks are taken first, then evicted ones. What is covered already stays as it is. Raises
         `InvalidInputError` beyond what was prepared, `TransitionError` before `commit`.
         """
-        sequence = self._committed(grant, "materialise")
+        holding = self._committed(grant, "materialise")
         upto_blocks = -(-upto_tokens // self.shape.block_tokens)
-        if not 0 <= upto_blocks <= sequence.total_blocks:
+        if not 0 <= upto_blocks <= holding.total_blocks:
             raise InvalidInputError(
-                f"grant {grant} prepared {sequence.total_blocks} blocks of {self.shape.block_tokens} tokens, it "
+                f"grant {grant} prepared {holding.total_blocks} blocks of {self.shape.block_tokens} tokens, it "
                 f"cannot have {upto_tokens} tokens: prepare it for its whole prompt and output budget"
             )
-        if self.shape.recurrent and sequence.state_slot is None:
+        if self.shape.recurrent and holding.state_slot is None:
             self._escrow.draw(grant, "state", 1)
-            sequence.state_slot = self._states.take()
-        more = upto_blocks - len(sequence.table)
+            holding.state_slot = self._states.take()
+        more = upto_blocks - len(holding.table)
         if more > 0:
             self._escrow.draw(grant, "kv", more)
             for _ in range(more):
-                sequence.table.append(self._take_block())
+                holding.table.append(self._take_block())
         self._done("materialise", grant, upto_tokens)
-        return tuple(sequence.table)
+        return tuple(holding.table)
 
-    def attach(self, grant: GrantId, upto_tokens: int, keys: bytes, first_block: int) -> None:
+    def publish(self, grant: GrantId, upto_tokens: int, keys: bytes, first_block: int) -> None:
         """Publish full blocks of a grant under `keys`, from `first_block` on; [0, `upto_tokens`) is computed.
 
         A key that is held already: the grant takes a reference on the kept block, frees its own, and its
@@ -77,71 +77,71 @@ class StageCache(CacheAdmission):
         by the same key. Raises `InvalidInputError` when the keys leave a gap after the published blocks or go
         beyond what is computed; and when a key contradicts what is published, having published those before.
         """
-        sequence = self._committed(grant, "attach")
+        holding = self._committed(grant, "publish")
         last_block = first_block + key_count(keys)
-        computed = min(len(sequence.table), upto_tokens // self.shape.block_tokens)
-        if not 0 <= first_block <= sequence.published or last_block > computed:
+        computed = min(len(holding.table), upto_tokens // self.shape.block_tokens)
+        if not 0 <= first_block <= holding.published or last_block > computed:
             raise InvalidInputError(
-                f"grant {grant} cannot publish blocks [{first_block}, {last_block}): {sequence.published} are "
+                f"grant {grant} cannot publish blocks [{first_block}, {last_block}): {holding.published} are "
                 f"published, {computed} full ones are computed; publish in order, without a gap"
             )
         try:
             for i in range(last_block - first_block):
-                self._attach_block(grant, sequence, first_block + i, key_at(keys, i))
+                self._publish_block(grant, holding, first_block + i, key_at(keys, i))
         finally:
-            self._done("attach", grant, first_block, last_block)
+            self._done("publish", grant, first_block, last_block)
 
     def materialise_snapshot(self, grant: GrantId, at_tokens: int) -> SnapshotSlot | None:
         """A slot into which a job will write the state after `at_tokens`; None when there is no room for one.
 
         Takes the reserved slot first, then any that is free or evictable and not promised. The same slot
-        again for the same `at_tokens`. Nobody can find it before `attach_snapshot`.
+        again for the same `at_tokens`. Nobody can find it before `publish_snapshot`.
         """
-        sequence = self._committed(grant, "materialise_snapshot")
+        holding = self._committed(grant, "materialise_snapshot")
         alignment, endpoint = self.shape.alignment_tokens, self.endpoint_tokens(grant)
-        covered = len(sequence.table) * self.shape.block_tokens
+        covered = len(holding.table) * self.shape.block_tokens
         if not endpoint < at_tokens <= covered or at_tokens % alignment or not self.shape.recurrent:
             raise InvalidInputError(
                 f"grant {grant} cannot keep a snapshot after {at_tokens} tokens: give a multiple of {alignment} "
                 f"in ({endpoint}, {covered}], on a stage with recurrent layers"
             )
-        if at_tokens in sequence.taken_snapshots:
-            return sequence.taken_snapshots[at_tokens]
+        if at_tokens in holding.taken_snapshots:
+            return holding.taken_snapshots[at_tokens]
         if self._escrow.held(grant, "snapshot"):
             self._escrow.draw(grant, "snapshot", 1)
         elif self._available["snapshot"] <= 0:
             return None
         slot, evicted = self._snapshots.take()
         if evicted is not None:
-            self._changes.add(ChangeKind.SNAPSHOT_DETACHED, self._blocks.key_of(evicted))
-        sequence.taken_snapshots[at_tokens] = slot
+            self._changes.add(ChangeKind.SNAPSHOT_WITHDRAWN, self._blocks.key_of(evicted))
+        holding.taken_snapshots[at_tokens] = slot
         self._done("materialise_snapshot", grant, at_tokens)
         return slot
 
-    def attach_snapshot(self, grant: GrantId, at_tokens: int) -> bool:
-        """The state after `at_tokens` is written and its block attached: let others find it.
+    def publish_snapshot(self, grant: GrantId, at_tokens: int) -> bool:
+        """The state after `at_tokens` is written and its block published: let others find it.
 
         False when no slot was taken for it, or when a snapshot hangs there already (its slot is freed then).
         """
-        sequence = self._committed(grant, "attach_snapshot")
+        holding = self._committed(grant, "publish_snapshot")
         blocks = at_tokens // self.shape.block_tokens
-        if at_tokens not in sequence.taken_snapshots:
+        if at_tokens not in holding.taken_snapshots:
             return False
-        if blocks > sequence.published:
+        if blocks > holding.published:
             raise InvalidInputError(
-                f"grant {grant} has published {sequence.published} blocks, a snapshot after {at_tokens} tokens "
-                f"needs {blocks}: attach the blocks first"
+                f"grant {grant} has published {holding.published} blocks, a snapshot after {at_tokens} tokens "
+                f"needs {blocks}: publish the blocks first"
             )
-        slot = sequence.taken_snapshots.pop(at_tokens)
-        block = sequence.table[blocks - 1]
+        slot = holding.taken_snapshots.pop(at_tokens)
+        block = holding.table[blocks - 1]
         fresh = self._snapshots.slot_at(block) is None
         if fresh:
-            self._snapshots.attach(block, slot)
-            self._changes.add(ChangeKind.SNAPSHOT_ATTACHED, self._blocks.key_of(block))
+            self._snapshots.publish(block, slot)
+            self._changes.add(ChangeKind.SNAPSHOT_PUBLISHED, self._blocks.key_of(block))
         else:
             self._snapshots.give_back(slot)
             self._snapshots.touch(block)
-        self._done("attach_snapshot", grant, at_tokens)
+        self._done("publish_snapshot", grant, at_tokens)
         return fresh
 
     # ---- the end ---------------------------------------------------------------------------------------
@@ -153,21 +153,21 @@ class StageCache(CacheAdmission):
         `DoubleReleaseError` when the receipt was used before.
         """
         lease = self._leases.check(receipt)
-        sequence = self._sequences.pop(receipt.grant)
+        holding = self._holdings.pop(receipt.grant)
         self._escrow.cancel(receipt.grant)
-        for block in sequence.table[sequence.published :]:
+        for block in holding.table[holding.published :]:
             self._blocks.give_back(block)
-        for slot in sequence.taken_snapshots.values():
+        for slot in holding.taken_snapshots.values():
             self._snapshots.give_back(slot)
-        if sequence.state_slot is not None:
-            self._states.give_back(sequence.state_slot)
-        published = sequence.table[: sequence.published]
-        if sequence.committed:
+        if holding.state_slot is not None:
+            self._states.give_back(holding.state_slot)
+        published = holding.table[: holding.published]
+        if holding.committed:
             self._stamp += 1
             # The whole chain at once: a parent is never older than its child.
             self._blocks.touch(published, self._stamp)
         if lease.restore_from is not None:
-            if sequence.committed:
+            if holding.committed:
                 self._snapshots.touch(lease.restore_from)
             self._snapshots.unpin(lease.restore_from)
         self._leases.drop(receipt.grant)
@@ -179,29 +179,29 @@ class StageCache(CacheAdmission):
     def _take_block(self) -> BlockId:
         block, evicted_key = self._blocks.take()
         if evicted_key is not None:
-            if self._snapshots.detach(block):
-                self._changes.add(ChangeKind.SNAPSHOT_DETACHED, evicted_key)
-            self._changes.add(ChangeKind.DETACHED, evicted_key)
+            if self._snapshots.withdraw(block):
+                self._changes.add(ChangeKind.SNAPSHOT_WITHDRAWN, evicted_key)
+            self._changes.add(ChangeKind.WITHDRAWN, evicted_key)
         return block
 
-    def _attach_block(self, grant: GrantId, sequence: Sequence, i: int, key: PrefixKey) -> None:
-        own = sequence.table[i]
-        parent = sequence.table[i - 1] if i else NO_PARENT
+    def _publish_block(self, grant: GrantId, holding: Holding, i: int, key: PrefixKey) -> None:
+        own = holding.table[i]
+        parent = holding.table[i - 1] if i else NO_PARENT
         kept = self._blocks.find(key)
-        if i < sequence.published:
+        if i < holding.published:
             if kept != own:
                 raise InvalidInputError(f"block {i} of grant {grant} is published, but not as {key.hex()}")
             return
         if kept is None:
             self._blocks.publish(own, key, parent)
-            self._changes.add(ChangeKind.ATTACHED, key)
+            self._changes.add(ChangeKind.PUBLISHED, key)
         elif self._blocks.parent_of(kept) == parent:
             self._blocks.pin([kept])
             self._blocks.give_back(own)
-            sequence.table[i] = kept
+            holding.table[i] = kept
         else:
             raise InvalidInputError(
                 f"key {key.hex()} of block {i} of grant {grant} is held after another prefix: keys are "
                 "chained, send those that the prompt has"
             )
-        sequence.published = i + 1
+        holding.published = i + 1

@@ -31,7 +31,7 @@ _STORY_OPERATIONS = 32
 
 
 @dataclass(slots=True)
-class Sequence:
+class Holding:
     """What a grant holds besides its lease and escrow.
 
     `table`: its blocks from token 0 on, first the lease's, then those it published, then those it owns.
@@ -57,7 +57,7 @@ class CacheView:
         self._snapshots = SnapshotPool(shape.sizes.snapshot_slots)
         self._leases = LeaseBook(shape.sizes.kv_blocks, shape.pins_max_blocks)
         self._escrow = EscrowBook()
-        self._sequences: dict[GrantId, Sequence] = {}
+        self._holdings: dict[GrantId, Holding] = {}
         self._changes = ChangeLog()
         self._stamp = 0
         self._room_number = 0
@@ -68,11 +68,11 @@ class CacheView:
 
     def grants(self) -> tuple[GrantId, ...]:
         """Every grant that holds something here, in the order in which they were prepared."""
-        return tuple(self._sequences)
+        return tuple(self._holdings)
 
     def holds(self, grant: GrantId) -> bool:
         """Whether `grant` is held."""
-        return grant in self._sequences
+        return grant in self._holdings
 
     def table(self, grant: GrantId) -> tuple[BlockId, ...]:
         """The block table of a grant: block i covers tokens [i x B, (i + 1) x B)."""
@@ -84,13 +84,13 @@ class CacheView:
 
     def pinned_keys(self, grant: GrantId, first_block: int, last_block: int) -> bytes:
         """Packed keys of the blocks [`first_block`, `last_block`) of a grant, which are published."""
-        sequence = self._get(grant)
-        if not 0 <= first_block <= last_block <= sequence.published:
+        holding = self._get(grant)
+        if not 0 <= first_block <= last_block <= holding.published:
             raise InvalidInputError(
-                f"grant {grant} has published {sequence.published} blocks: keys of [{first_block}, "
+                f"grant {grant} has published {holding.published} blocks: keys of [{first_block}, "
                 f"{last_block}) are not all known here"
             )
-        return b"".join(map(self._blocks.key_of, sequence.table[first_block:last_block]))
+        return b"".join(map(self._blocks.key_of, holding.table[first_block:last_block]))
 
     def keys_before(self, window: KeyWindow, from_block: int) -> bytes:
         """Packed keys of the blocks [`from_block`, `window.first_block`), which the window leaves out.
@@ -166,17 +166,17 @@ class CacheView:
 
     # ---- for the operations ----------------------------------------------------------------------------
 
-    def _get(self, grant: GrantId) -> Sequence:
-        sequence = self._sequences.get(grant)
-        if sequence is None:
+    def _get(self, grant: GrantId) -> Holding:
+        holding = self._holdings.get(grant)
+        if holding is None:
             raise InvalidInputError(f"grant {grant} holds nothing here: prepare it first, or it has ended")
-        return sequence
+        return holding
 
-    def _committed(self, grant: GrantId, event: str) -> Sequence:
-        sequence = self._get(grant)
-        if not sequence.committed:
+    def _committed(self, grant: GrantId, event: str) -> Holding:
+        holding = self._get(grant)
+        if not holding.committed:
             raise self._wrong_state(grant, "prepared", event)
-        return sequence
+        return holding
 
     def _wrong_state(self, grant: GrantId, state: str, event: str) -> TransitionError:
         return TransitionError(f"grant {grant}", state, event, self._told())
@@ -213,20 +213,20 @@ class CacheView:
             raise InvariantError(f"{error}; operations, the last one last: {'; '.join(self._told())}") from error
 
     def _validate(self) -> None:
-        sequences = self._sequences
-        published = Counter(b for s in sequences.values() for b in s.table[: s.published])
-        owned = [b for s in sequences.values() for b in s.table[s.published :]]
-        leases = {grant: self._leases.get(grant) for grant in sequences}
+        holdings = self._holdings
+        published = Counter(b for s in holdings.values() for b in s.table[: s.published])
+        owned = [b for s in holdings.values() for b in s.table[s.published :]]
+        leases = {grant: self._leases.get(grant) for grant in holdings}
         restores = Counter(lease.restore_from for lease in leases.values() if lease.restore_from is not None)
         self._blocks.validate(published, owned)
         self._snapshots.validate(
             restores,
-            [slot for s in sequences.values() for slot in s.taken_snapshots.values()],
+            [slot for s in holdings.values() for slot in s.taken_snapshots.values()],
             set(map(self._blocks.find, self._blocks.keys())).__contains__,
         )
-        self._states.validate([s.state_slot for s in sequences.values() if s.state_slot is not None])
-        self._leases.validate(set(sequences))
-        self._escrow.validate(set(sequences))
+        self._states.validate([s.state_slot for s in holdings.values() if s.state_slot is not None])
+        self._leases.validate(set(holdings))
+        self._escrow.validate(set(holdings))
         for pool, usage in self.usage().items():
             if usage.available < 0:
                 raise InvariantError(f"pool {pool} has promised more than it has: {usage}")
@@ -234,29 +234,29 @@ class CacheView:
                 raise InvariantError(f"pool {pool} does not add up: {usage}")
         if self._available != self._measure():
             raise InvariantError(f"room says {self._available}, there is {self._measure()}")
-        for grant, sequence in sequences.items():
-            self._validate_sequence(grant, sequence, leases[grant].blocks, leases[grant].restore_from)
+        for grant, holding in holdings.items():
+            self._validate_holding(grant, holding, leases[grant].blocks, leases[grant].restore_from)
 
-    def _validate_sequence(
-        self, grant: GrantId, sequence: Sequence, leased: list[BlockId], restore_from: BlockId | None
+    def _validate_holding(
+        self, grant: GrantId, holding: Holding, leased: list[BlockId], restore_from: BlockId | None
     ) -> None:
-        table = sequence.table
-        if table[: len(leased)] != leased or len(leased) > sequence.published:
+        table = holding.table
+        if table[: len(leased)] != leased or len(leased) > holding.published:
             raise InvariantError(f"the table of grant {grant} does not begin with its lease")
         parent = NO_PARENT
-        for block in table[: sequence.published]:
+        for block in table[: holding.published]:
             if self._blocks.parent_of(block) != parent:
                 raise InvariantError(f"block {block} in the table of grant {grant} does not follow block {parent}")
             parent = block
-        if self._escrow.held(grant, "kv") != sequence.total_blocks - len(table):
+        if self._escrow.held(grant, "kv") != holding.total_blocks - len(table):
             raise InvariantError(
-                f"grant {grant} has {len(table)} of {sequence.total_blocks} blocks, and reserved "
+                f"grant {grant} has {len(table)} of {holding.total_blocks} blocks, and reserved "
                 f"{self._escrow.held(grant, 'kv')}"
             )
-        states = self._escrow.held(grant, "state") + (sequence.state_slot is not None)
+        states = self._escrow.held(grant, "state") + (holding.state_slot is not None)
         if states != int(self.shape.recurrent):
             raise InvariantError(f"grant {grant} has {states} state slots, taken and reserved")
         if restore_from != (leased[-1] if leased and self.shape.recurrent else None):
             raise InvariantError(f"grant {grant} starts from the snapshot on {restore_from}, not at its endpoint")
-        if not sequence.committed and (len(table) != len(leased) or sequence.taken_snapshots):
+        if not holding.committed and (len(table) != len(leased) or holding.taken_snapshots):
             raise InvariantError(f"grant {grant} took blocks or slots before its first chunk")

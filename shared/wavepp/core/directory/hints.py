@@ -80,13 +80,13 @@ class HintIndex:
         """Take over a stage's changes, in its order. A repeat of the latest ones does no harm."""
         bit = self._bit(stage)
         for kind, key in changes:
-            if kind == ChangeKind.ATTACHED:
+            if kind == ChangeKind.PUBLISHED:
                 self._blocks[key] = self._blocks.get(key, 0) | bit
-            elif kind == ChangeKind.DETACHED:
+            elif kind == ChangeKind.WITHDRAWN:
                 _clear(self._blocks, key, bit)
-            elif kind == ChangeKind.SNAPSHOT_ATTACHED:
+            elif kind == ChangeKind.SNAPSHOT_PUBLISHED:
                 self._snapshots[key] = self._snapshots.get(key, 0) | bit
-            elif kind == ChangeKind.SNAPSHOT_DETACHED:
+            elif kind == ChangeKind.SNAPSHOT_WITHDRAWN:
                 _clear(self._snapshots, key, bit)
             else:
                 raise InvalidInputError(f"stage {stage}: change kind {kind!r} is unknown")

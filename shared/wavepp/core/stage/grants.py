@@ -85,7 +85,7 @@ class StageGrant:
     state: GrantState = GrantState.PREPARED
     position: int = 0
     """Next token to hand to the executor."""
-    attached_tokens: int = 0
+    published_tokens: int = 0
     """Up to here the full blocks are published."""
     failure: str = ""
     """Why later chunks are refused; empty while all is well."""
@@ -102,7 +102,7 @@ class StageGrant:
 
     def move_endpoint(self, endpoint_tokens: int, snapshots: tuple[int, ...]) -> None:
         """Set the reuse endpoint (before the first chunk)."""
-        self.endpoint_tokens = self.position = self.attached_tokens = endpoint_tokens
+        self.endpoint_tokens = self.position = self.published_tokens = endpoint_tokens
         self.snapshots = snapshots
 
     def keys_between(self, first_block: int, last_block: int, later: bytes) -> bytes:

@@ -343,7 +343,7 @@ class Sequencer:
                 running.failed.append(FailedGrant(chunk.grant, self._stage, bad[chunk.grant]))
                 self._fail(chunk.grant, bad[chunk.grant])
             else:
-                self._attach(chunk)
+                self._publish(chunk)
         self.waves_done += 1
         if wave.epoch != self.epoch or self._silenced:
             return
@@ -365,13 +365,13 @@ class Sequencer:
         if record is not None and not record.failure:
             record.failure = reason
 
-    def _attach(self, chunk: FrameChunk) -> None:
+    def _publish(self, chunk: FrameChunk) -> None:
         """Publish what the chunk filled. Nothing is published for a grant that ended or failed meanwhile."""
         record = self.grants.get(chunk.grant)
         if record is None or record.failure:
             return
         end = chunk.start + chunk.length
-        first, last = record.attached_tokens // self._block_tokens, end // self._block_tokens
+        first, last = record.published_tokens // self._block_tokens, end // self._block_tokens
         if last > first:
             keys = record.keys_between(first, last, chunk.keys)
             if len(keys) // KEY_BYTES != last - first:
@@ -379,10 +379,10 @@ class Sequencer:
                     f"{len(keys) // KEY_BYTES} keys came for the {last - first} blocks that end at token {end}"
                 )
                 return
-            self.cache.attach(chunk.grant, last * self._block_tokens, keys, first)
-            record.attached_tokens = last * self._block_tokens
+            self.cache.publish(chunk.grant, last * self._block_tokens, keys, first)
+            record.published_tokens = last * self._block_tokens
         if chunk.snapshot and self.cache.shape.recurrent:
-            self.cache.attach_snapshot(chunk.grant, end)
+            self.cache.publish_snapshot(chunk.grant, end)
 
     # ---- after every event ----
 
