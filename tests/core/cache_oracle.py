@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from wavepp.core.cache.changes import ChangeKind
-from wavepp.core.cache.types import CacheShape, Missing, NeedKeys, Never, PoolUsage, Prepared
+from wavepp.core.cache.types import CacheShape, ChangeKind, Missing, NeedKeys, Never, PoolUsage, Prepared
 from wavepp.core.ids import GrantId, PrefixKey
 
 Key = PrefixKey

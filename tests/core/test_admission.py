@@ -6,8 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from wavepp.core.cache.changes import CacheChange, ChangeKind
-from wavepp.core.cache.types import Missing, NeedKeys, Never, Prepared
+from wavepp.core.cache.types import CacheChange, ChangeKind, Missing, NeedKeys, Never, Prepared
 from wavepp.core.directory import events as am
 from wavepp.core.directory.admission import Admission
 from wavepp.core.errors import PeerProtocolError

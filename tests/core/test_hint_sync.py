@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wavepp.core.cache.changes import CacheChange, ChangeKind
+from wavepp.core.cache.types import CacheChange, ChangeKind
 from wavepp.core.directory.events import CacheChanged, CacheDumped
 from wavepp.core.directory.hint_sync import HintSync
 from wavepp.core.directory.hints import HintIndex

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavepp.core.cache.changes import CacheChange, ChangeKind
+from wavepp.core.cache.types import CacheChange, ChangeKind
 from wavepp.core.directory.hints import HintIndex
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import PrefixKey, StageIndex

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from cache_bench import DENSE, HYBRID, B, Bench, key_of, keys_of
 
+from wavepp.core.cache.parts import CacheParts
 from wavepp.core.cache.stage_cache import StageCache
 from wavepp.core.cache.types import KeyWindow, LeaseReceipt, Missing, NeedKeys, Never, PoolSizes, Prepared, pins_limit
 from wavepp.core.errors import DoubleReleaseError, InvalidInputError, InvariantError
-from wavepp.core.ids import GrantId
+from wavepp.core.ids import BlockId, GrantId
 
 
 @pytest.fixture
@@ -74,10 +76,10 @@ def test_the_prefix_goes_on_inside_the_window(dense: Bench) -> None:
 def test_an_unknown_key_before_the_window_asks_for_all_keys_and_changes_nothing(dense: Bench) -> None:
     dense.cached("ab")
     before = (dense.cache.usage(), dense.cache.room())
-    grant, answer = dense.prepare("abcde", endpoint_blocks=4, first_block=3)
+    answer = dense.prepare("abcde", endpoint_blocks=4, first_block=3)[1]
     assert answer == NeedKeys()
     assert (dense.cache.usage(), dense.cache.room()) == before
-    assert not dense.cache.holds(grant)
+    assert dense.cache.grants() == ()
     assert dense.prepare("abcde", endpoint_blocks=4)[1] == Prepared(2 * B, ())
 
 
@@ -274,7 +276,7 @@ def test_a_second_release_is_an_error(dense: Bench) -> None:
         dense.cache.release(receipt)
     with pytest.raises(DoubleReleaseError):
         dense.cache.release(LeaseReceipt(GrantId(77), 1))
-    assert dense.cache.holds(grant)
+    assert dense.cache.grants() == (grant,)
 
 
 def test_a_grant_that_is_not_held_is_refused_everywhere(dense: Bench) -> None:
@@ -313,28 +315,41 @@ def test_a_shape_that_makes_no_sense_is_refused(change: dict[str, object]) -> No
         replace(DENSE, **change)  # type: ignore[arg-type]
 
 
+def block_of(parts: CacheParts, name: str) -> BlockId:
+    block = parts.blocks.find(key_of(name))
+    assert block is not None
+    return block
+
+
+def leave_the_queue(parts: CacheParts) -> None:
+    """An evictable leaf that is queued no more: its parent, which is pinned, is unpinned after it."""
+    parent, leaf = block_of(parts, "ab"), block_of(parts, "abc")
+    parts.blocks.pin([parent, leaf])
+    parts.blocks.unpin([leaf, parent])
+
+
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda cache: cache._blocks._free.pop(),
-        lambda cache: cache._blocks.pin(cache._blocks.chain(cache._blocks.find(key_of("ab")))),
-        lambda cache: cache._blocks.unpin(cache._blocks.chain(cache._blocks.find(key_of("a")))),
-        lambda cache: cache._escrow.enlarge(GrantId(2), "kv", 1),
-        lambda cache: cache._escrow.enlarge(GrantId(2), "state", 1),
-        lambda cache: cache._snapshots._free.pop(),
-        lambda cache: cache._snapshots.unpin(cache._leases.get(GrantId(2)).restore_from),
-        lambda cache: cache._states._free.pop(),
-        lambda cache: cache._leases.shorten(GrantId(2), 0, None),
-        lambda cache: cache._holdings[GrantId(2)].table.pop(),
-        lambda cache: cache._holdings.pop(GrantId(2)),
-        lambda cache: cache._blocks._leaves.discard(cache._blocks.find(key_of("abc"))),
-        lambda cache: cache._blocks.touch([cache._blocks.find(key_of("abc"))], 99),
+        lambda parts: parts.blocks.take(),
+        lambda parts: parts.blocks.pin(parts.blocks.chain(block_of(parts, "ab"))),
+        lambda parts: parts.blocks.unpin(parts.blocks.chain(block_of(parts, "a"))),
+        lambda parts: parts.escrow.enlarge(GrantId(2), "kv", 1),
+        lambda parts: parts.escrow.enlarge(GrantId(2), "state", 1),
+        lambda parts: parts.snapshots.take(),
+        lambda parts: parts.snapshots.unpin(parts.leases.get(GrantId(2)).restore_from),
+        lambda parts: parts.states.take(),
+        lambda parts: parts.leases.shorten(GrantId(2), 0, None),
+        lambda parts: parts.leases.drop(GrantId(2)),
+        lambda parts: parts.holdings[GrantId(2)].table.pop(),
+        lambda parts: parts.holdings.pop(GrantId(2)),
+        leave_the_queue,
+        lambda parts: parts.blocks.touch([block_of(parts, "abc")], 99),
     ],
 )
-def test_validation_sees_damage_and_tells_the_story(hybrid: Bench, damage: object) -> None:
+def test_validation_sees_damage_and_tells_the_story(hybrid: Bench, damage: Callable[[CacheParts], object]) -> None:
     hybrid.cached("abc", snapshots=(2,))
     hybrid.prepared("abx", extra_tokens=0, endpoint_blocks=2)
-    assert callable(damage)
-    damage(hybrid.cache)
+    damage(hybrid.cache.parts)
     with pytest.raises(InvariantError, match=r"prepare 1 .*release 1; prepare 2"):
         hybrid.cache.validate()

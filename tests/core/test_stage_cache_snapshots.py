@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from cache_bench import DENSE, HYBRID, B, Bench, evict, key_of, keys_of
 
-from wavepp.core.cache.changes import ChangeKind
 from wavepp.core.cache.stage_cache import StageCache
-from wavepp.core.cache.types import Missing, PoolSizes, Prepared
+from wavepp.core.cache.types import ChangeKind, Missing, PoolSizes, Prepared
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.keys import key_at
 

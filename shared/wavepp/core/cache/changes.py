@@ -8,63 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final
 
+from wavepp.core.cache.types import CacheChange, CacheChanges, ChangeKind, DumpPiece
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import PrefixKey
 from wavepp.core.limits import CACHE_CHANGES_MAX
 
 UNDRAINED_CHANGES_MAX: Final = 65_536
 """More than this many waiting changes are dropped: a dump is then cheaper than the list."""
-
-
-class ChangeKind(IntEnum):
-    """What happened to a key. The numbers are those of the wire, where the names are ATTACHED and DETACHED."""
-
-    PUBLISHED = 1
-    WITHDRAWN = 2
-    SNAPSHOT_PUBLISHED = 3
-    SNAPSHOT_WITHDRAWN = 4
-
-
-class CacheChange(NamedTuple):
-    """One change; a snapshot goes by the key of the block at whose end it was taken."""
-
-    kind: ChangeKind
-    key: PrefixKey
-
-
-@dataclass(frozen=True, slots=True)
-class CacheChanges:
-    """Changes in order, numbered `first_number`, `first_number` + 1, ...
-
-    `gap`: changes before `first_number` were dropped undrained; only a dump makes the follower right again.
-    """
-
-    first_number: int
-    changes: tuple[CacheChange, ...]
-    gap: bool
-
-    @property
-    def next_number(self) -> int:
-        """The cursor after these changes."""
-        return self.first_number + len(self.changes)
-
-
-@dataclass(frozen=True, slots=True)
-class DumpPiece:
-    """A part of all that is held; `keys` and `snapshot_keys` are packed, at most 4,096 keys together.
-
-    The dump contains every change numbered below `cursor` and none from there on. Parents come before
-    children, keys before snapshot keys. `last` is set on the last piece; there is always one.
-    """
-
-    cursor: int
-    keys: bytes
-    snapshot_keys: bytes
-    last: bool
 
 
 class ChangeLog:

@@ -50,9 +50,6 @@ class EvictionQueue:
         self._live: dict[BlockId, int] = {}
         self._serial = 0
 
-    def __len__(self) -> int:
-        return len(self._live)
-
     @property
     def heap_entries(self) -> int:
         """Entries of the heap, dead ones included."""

@@ -15,25 +15,163 @@ a lack of slots makes a stage keep fewer and never makes a request wait.
 
 from __future__ import annotations
 
-from wavepp.core.cache.admission import CacheAdmission
-from wavepp.core.cache.blocks import NO_PARENT
-from wavepp.core.cache.changes import ChangeKind
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from wavepp.core.cache.admission import PreparePlan, plan_lower, plan_prepare
+from wavepp.core.cache.changes import dump_pieces
+from wavepp.core.cache.eviction import EvictionPolicy, LeastRecentlyUsed
+from wavepp.core.cache.invariants import check_invariants
+from wavepp.core.cache.parts import CacheParts, Holding
+from wavepp.core.cache.prefix import keys_before
+from wavepp.core.cache.publishing import publish_block, publish_snapshot, take_block, take_snapshot
 from wavepp.core.cache.types import (
+    CacheChanges,
+    CacheShape,
+    DumpPiece,
+    KeyWindow,
     LeaseReceipt,
+    Missing,
+    NeedKeys,
+    Never,
+    PoolUsage,
+    Prepared,
+    Room,
     SnapshotSlot,
+    StateSlot,
 )
-from wavepp.core.cache.view import Holding
-from wavepp.core.errors import InvalidInputError
-from wavepp.core.ids import BlockId, GrantId, PrefixKey
+from wavepp.core.errors import InvalidInputError, InvariantError, TransitionError
+from wavepp.core.ids import BlockId, GrantId
 from wavepp.core.keys import key_at, key_count
+from wavepp.core.limits import CACHE_CHANGES_MAX
+
+_STORY_OPERATIONS: Final = 32
 
 
-class StageCache(CacheAdmission):
+class StageCache:
     """See the module's text. Every method leaves every rule of `validate` true, also when it raises.
 
     A grant that is not held raises `InvalidInputError`, and so do arguments outside the contract; but for
     `publish`, a method that raises has changed nothing.
     """
+
+    def __init__(self, shape: CacheShape, policy: EvictionPolicy | None = None) -> None:
+        self.shape = shape
+        self.parts = CacheParts(shape, policy or LeastRecentlyUsed())
+        """To look at: they change by the operations below only."""
+        self._stamp = 0
+        self._room = Room(0, self.parts.available())
+        self._story: deque[tuple[object, ...]] = deque(maxlen=_STORY_OPERATIONS)
+
+    # ---- what is held ----------------------------------------------------------------------------------
+
+    def grants(self) -> tuple[GrantId, ...]:
+        """Every grant that holds something here, in the order in which they were prepared."""
+        return tuple(self.parts.holdings)
+
+    def table(self, grant: GrantId) -> tuple[BlockId, ...]:
+        """The block table of a grant: block i covers tokens [i x B, (i + 1) x B)."""
+        return tuple(self.parts.holding(grant).table)
+
+    def endpoint_tokens(self, grant: GrantId) -> int:
+        """How many tokens of a grant are reused."""
+        return len(self.parts.leases.get(grant).blocks) * self.shape.block_tokens
+
+    def pinned_keys(self, grant: GrantId, first_block: int, last_block: int) -> bytes:
+        """Packed keys of the blocks [`first_block`, `last_block`) of a grant, which are published."""
+        holding = self.parts.holding(grant)
+        if not 0 <= first_block <= last_block <= holding.published:
+            raise InvalidInputError(
+                f"grant {grant} has published {holding.published} blocks: keys of [{first_block}, "
+                f"{last_block}) are not all known here"
+            )
+        return b"".join(map(self.parts.blocks.key_of, holding.table[first_block:last_block]))
+
+    def keys_before(self, window: KeyWindow, from_block: int) -> bytes:
+        """Packed keys of the blocks [`from_block`, `window.first_block`), which the window leaves out.
+
+        For a grant whose endpoint came to lie before its window, straight after `prepare`: it will compute
+        those blocks again and needs their keys. Raises `InvalidInputError` when the window's start is not
+        held (any more).
+        """
+        return keys_before(self.parts.blocks, window, from_block)
+
+    def state_slot(self, grant: GrantId) -> StateSlot | None:
+        """The working state of a grant; None on a dense stage and before the first `materialise`."""
+        return self.parts.holding(grant).state_slot
+
+    def restore_slot(self, grant: GrantId) -> SnapshotSlot | None:
+        """The snapshot from which a grant's first chunk starts; None on a dense stage and at endpoint 0."""
+        restore_from = self.parts.leases.get(grant).restore_from
+        return None if restore_from is None else self.parts.snapshots.slot_at(restore_from)
+
+    def receipt(self, grant: GrantId) -> LeaseReceipt:
+        """What `release` takes."""
+        return self.parts.leases.get(grant).receipt
+
+    def room(self) -> Room:
+        """What a new reservation may still take, by pool, and how many more blocks leases may pin."""
+        return self._room
+
+    def usage(self) -> dict[str, PoolUsage]:
+        """Where the units of each pool are."""
+        return self.parts.usage()
+
+    # ---- for the directory -----------------------------------------------------------------------------
+
+    @property
+    def cursor(self) -> int:
+        """The number that the next change will get."""
+        return self.parts.changes.cursor
+
+    def drain_changes(self, at_most: int = CACHE_CHANGES_MAX) -> CacheChanges:
+        """Take the oldest changes that were not drained, at most `at_most`; `gap` says that some were
+        dropped.
+        """
+        return self.parts.changes.drain(at_most)
+
+    def dump(self) -> Iterator[DumpPiece]:
+        """All that is held at the time of the call, in pieces; the cache may change while they are read."""
+        snapshot_keys = [self.parts.blocks.key_of(block) for block in self.parts.snapshots.blocks()]
+        return dump_pieces(self.parts.changes.cursor, self.parts.blocks.keys(), snapshot_keys)
+
+    # ---- admission -------------------------------------------------------------------------------------
+
+    def prepare(
+        self, grant: GrantId, window: KeyWindow, endpoint_tokens: int, total_tokens: int
+    ) -> Prepared | NeedKeys | Missing | Never:
+        """Pin the longest held prefix up to `endpoint_tokens` and reserve for the rest, all pools or none.
+
+        `endpoint_tokens`: the wanted endpoint; aligned down, and on a recurrent stage down to a snapshot.
+        `total_tokens`: prompt and output budget, more than the endpoint. The window's keys start at or
+        before the wanted endpoint and reach it. A refusal changes nothing, and neither refusal nor success
+        touches the eviction order.
+        """
+        plan = plan_prepare(self.parts, self._room.available, grant, window, endpoint_tokens, total_tokens)
+        if not isinstance(plan, PreparePlan):
+            return plan
+        plan.carry_out(self.parts, grant)
+        self._done("prepare", grant, plan.answer.endpoint_tokens, total_tokens)
+        return plan.answer
+
+    def lower(self, grant: GrantId, endpoint_tokens: int) -> Prepared | Missing:
+        """Step down to `endpoint_tokens`, which is aligned and at most the present endpoint.
+
+        The reservation for the longer rest is made, and the earlier snapshot pinned, before the later part
+        of the prefix is let go; if that cannot be had nothing changed. When the snapshot at
+        `endpoint_tokens` was evicted after `prepare` offered it, the answer is Missing("snapshot", n, n):
+        waiting will not bring it back, but a new `prepare` will see the snapshots that are left. Raises
+        `TransitionError` after `commit`.
+        """
+        if self.parts.holding(grant).committed:
+            raise self._wrong_state(grant, "committed", "lower")
+        plan = plan_lower(self.parts, self._room.available, grant, endpoint_tokens)
+        if isinstance(plan, Missing):
+            return plan
+        plan.carry_out(self.parts, grant)
+        self._done("lower", grant, endpoint_tokens)
+        return plan.answer
 
     # ---- execution -------------------------------------------------------------------------------------
 
@@ -42,7 +180,7 @@ class StageCache(CacheAdmission):
 
         The eviction order moves at the release: before that nothing of it can be evicted.
         """
-        self._get(grant).committed = True
+        self.parts.holding(grant).committed = True
         self._done("commit", grant)
 
     def materialise(self, grant: GrantId, upto_tokens: int) -> tuple[BlockId, ...]:
@@ -59,13 +197,13 @@ class StageCache(CacheAdmission):
                 f"cannot have {upto_tokens} tokens: prepare it for its whole prompt and output budget"
             )
         if self.shape.recurrent and holding.state_slot is None:
-            self._escrow.draw(grant, "state", 1)
-            holding.state_slot = self._states.take()
+            self.parts.escrow.draw(grant, "state", 1)
+            holding.state_slot = self.parts.states.take()
         more = upto_blocks - len(holding.table)
         if more > 0:
-            self._escrow.draw(grant, "kv", more)
+            self.parts.escrow.draw(grant, "kv", more)
             for _ in range(more):
-                holding.table.append(self._take_block())
+                holding.table.append(take_block(self.parts))
         self._done("materialise", grant, upto_tokens)
         return tuple(holding.table)
 
@@ -87,7 +225,7 @@ class StageCache(CacheAdmission):
             )
         try:
             for i in range(last_block - first_block):
-                self._publish_block(grant, holding, first_block + i, key_at(keys, i))
+                publish_block(self.parts, grant, holding, first_block + i, key_at(keys, i))
         finally:
             self._done("publish", grant, first_block, last_block)
 
@@ -107,14 +245,11 @@ class StageCache(CacheAdmission):
             )
         if at_tokens in holding.taken_snapshots:
             return holding.taken_snapshots[at_tokens]
-        if self._escrow.held(grant, "snapshot"):
-            self._escrow.draw(grant, "snapshot", 1)
-        elif self._available["snapshot"] <= 0:
+        if self.parts.escrow.held(grant, "snapshot"):
+            self.parts.escrow.draw(grant, "snapshot", 1)
+        elif self._room.available["snapshot"] <= 0:
             return None
-        slot, evicted = self._snapshots.take()
-        if evicted is not None:
-            self._changes.add(ChangeKind.SNAPSHOT_WITHDRAWN, self._blocks.key_of(evicted))
-        holding.taken_snapshots[at_tokens] = slot
+        slot = holding.taken_snapshots[at_tokens] = take_snapshot(self.parts)
         self._done("materialise_snapshot", grant, at_tokens)
         return slot
 
@@ -132,15 +267,7 @@ class StageCache(CacheAdmission):
                 f"grant {grant} has published {holding.published} blocks, a snapshot after {at_tokens} tokens "
                 f"needs {blocks}: publish the blocks first"
             )
-        slot = holding.taken_snapshots.pop(at_tokens)
-        block = holding.table[blocks - 1]
-        fresh = self._snapshots.slot_at(block) is None
-        if fresh:
-            self._snapshots.publish(block, slot)
-            self._changes.add(ChangeKind.SNAPSHOT_PUBLISHED, self._blocks.key_of(block))
-        else:
-            self._snapshots.give_back(slot)
-            self._snapshots.touch(block)
+        fresh = publish_snapshot(self.parts, holding.table[blocks - 1], holding.taken_snapshots.pop(at_tokens))
         self._done("publish_snapshot", grant, at_tokens)
         return fresh
 
@@ -152,56 +279,57 @@ class StageCache(CacheAdmission):
         What it published stays cached. Counts as a use if the grant was committed. Raises
         `DoubleReleaseError` when the receipt was used before.
         """
-        lease = self._leases.check(receipt)
-        holding = self._holdings.pop(receipt.grant)
-        self._escrow.cancel(receipt.grant)
+        lease = self.parts.leases.check(receipt)
+        holding = self.parts.holdings.pop(receipt.grant)
+        self.parts.escrow.cancel(receipt.grant)
         for block in holding.table[holding.published :]:
-            self._blocks.give_back(block)
+            self.parts.blocks.give_back(block)
         for slot in holding.taken_snapshots.values():
-            self._snapshots.give_back(slot)
+            self.parts.snapshots.give_back(slot)
         if holding.state_slot is not None:
-            self._states.give_back(holding.state_slot)
+            self.parts.states.give_back(holding.state_slot)
         published = holding.table[: holding.published]
         if holding.committed:
             self._stamp += 1
             # The whole chain at once: a parent is never older than its child.
-            self._blocks.touch(published, self._stamp)
+            self.parts.blocks.touch(published, self._stamp)
         if lease.restore_from is not None:
             if holding.committed:
-                self._snapshots.touch(lease.restore_from)
-            self._snapshots.unpin(lease.restore_from)
-        self._leases.drop(receipt.grant)
-        self._blocks.unpin(published)
+                self.parts.snapshots.touch(lease.restore_from)
+            self.parts.snapshots.unpin(lease.restore_from)
+        self.parts.leases.drop(receipt.grant)
+        self.parts.blocks.unpin(published)
         self._done("release", receipt.grant)
+
+    # ---- the rules -------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Check every rule against everything that is held. Raises `InvariantError` with the last operations.
+
+        Takes time in proportion to the capacity: for tests and simulations.
+        """
+        try:
+            check_invariants(self.parts, self._room.available)
+        except InvariantError as error:
+            raise InvariantError(f"{error}; operations, the last one last: {'; '.join(self._told())}") from error
 
     # ---- helpers ---------------------------------------------------------------------------------------
 
-    def _take_block(self) -> BlockId:
-        block, evicted_key = self._blocks.take()
-        if evicted_key is not None:
-            if self._snapshots.withdraw(block):
-                self._changes.add(ChangeKind.SNAPSHOT_WITHDRAWN, evicted_key)
-            self._changes.add(ChangeKind.WITHDRAWN, evicted_key)
-        return block
+    def _committed(self, grant: GrantId, event: str) -> Holding:
+        holding = self.parts.holding(grant)
+        if not holding.committed:
+            raise self._wrong_state(grant, "prepared", event)
+        return holding
 
-    def _publish_block(self, grant: GrantId, holding: Holding, i: int, key: PrefixKey) -> None:
-        own = holding.table[i]
-        parent = holding.table[i - 1] if i else NO_PARENT
-        kept = self._blocks.find(key)
-        if i < holding.published:
-            if kept != own:
-                raise InvalidInputError(f"block {i} of grant {grant} is published, but not as {key.hex()}")
-            return
-        if kept is None:
-            self._blocks.publish(own, key, parent)
-            self._changes.add(ChangeKind.PUBLISHED, key)
-        elif self._blocks.parent_of(kept) == parent:
-            self._blocks.pin([kept])
-            self._blocks.give_back(own)
-            holding.table[i] = kept
-        else:
-            raise InvalidInputError(
-                f"key {key.hex()} of block {i} of grant {grant} is held after another prefix: keys are "
-                "chained, send those that the prompt has"
-            )
-        holding.published = i + 1
+    def _wrong_state(self, grant: GrantId, state: str, event: str) -> TransitionError:
+        return TransitionError(f"grant {grant}", state, event, self._told())
+
+    def _told(self) -> tuple[str, ...]:
+        return tuple(" ".join(map(str, operation)) for operation in self._story)
+
+    def _done(self, *operation: object) -> None:
+        """An operation is over: remember it for the story, and number the room if it changed."""
+        self._story.append(operation)
+        available = self.parts.available()
+        if available != self._room.available:
+            self._room = Room(self._room.number + 1, available)

@@ -1,10 +1,11 @@
-"""What goes into a stage's cache and what comes out of it: shapes, answers, gauges."""
+"""What goes into a stage's cache and what comes out of it: shapes, answers, gauges, changes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, NewType
+from enum import IntEnum
+from typing import Final, Literal, NamedTuple, NewType
 
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import GrantId, PrefixKey
@@ -156,3 +157,45 @@ class PoolUsage:
     def available(self) -> int:
         """What a new reservation may still take."""
         return self.free + self.cached - self.reserved
+
+
+class ChangeKind(IntEnum):
+    """What happened to a key. The numbers are those of the wire, where the names are ATTACHED and DETACHED."""
+
+    PUBLISHED = 1
+    WITHDRAWN = 2
+    SNAPSHOT_PUBLISHED = 3
+    SNAPSHOT_WITHDRAWN = 4
+
+
+class CacheChange(NamedTuple):
+    """One change; a snapshot goes by the key of the block at whose end it was taken."""
+
+    kind: ChangeKind
+    key: PrefixKey
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChanges:
+    """Changes in order, numbered `first_number`, `first_number` + 1, ...
+
+    `gap`: changes before `first_number` were dropped undrained; only a dump makes the follower right again.
+    """
+
+    first_number: int
+    changes: tuple[CacheChange, ...]
+    gap: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DumpPiece:
+    """A part of all that is held; `keys` and `snapshot_keys` are packed, at most 4,096 keys together.
+
+    The dump contains every change numbered below `cursor` and none from there on. Parents come before
+    children, keys before snapshot keys. `last` is set on the last piece; there is always one.
+    """
+
+    cursor: int
+    keys: bytes
+    snapshot_keys: bytes
+    last: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wavepp.core.cache.changes import CacheChange
+from wavepp.core.cache.types import CacheChange
 from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.ids import GrantId, PipelineEpoch, RoundId, StageIndex
 from wavepp.core.stage.events import Answer, PrepareGrant

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from wavepp.core.cache.changes import ChangeKind
+from wavepp.core.cache.types import ChangeKind
 from wavepp.core.errors import InvalidInputError, InvariantError
 from wavepp.core.ids import PrefixKey, StageIndex
 from wavepp.core.limits import KEY_BYTES, STAGES_MAX
