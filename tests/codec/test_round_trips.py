@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 from wavepp.codec import admission, control, rounds
 from wavepp.codec.frames import WavePayload, decode_frame, encode_frame
 from wavepp.codec.types import decode_reuse, decode_room, decode_step, encode_reuse, encode_room, encode_step
-from wavepp.core.cache.changes import CacheChange, CacheChanges, ChangeKind, DumpPiece
-from wavepp.core.cache.types import Missing, NeedKeys, Never, Prepared, Room
+from wavepp.core.cache.types import (
+    CacheChange,
+    CacheChanges,
+    ChangeKind,
+    DumpPiece,
+    Missing,
+    NeedKeys,
+    Never,
+    Prepared,
+    Room,
+)
 from wavepp.core.directory import events as directory_ev
 from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.errors import InvariantError, PeerProtocolError

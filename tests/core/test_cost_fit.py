@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import StageIndex
 from wavepp.core.waves.cost import Amount, StageCost, amount, total
-from wavepp.core.waves.cost_fit import FitState, StageFit
+from wavepp.core.waves.cost_fit import StageFit
 from wavepp.core.waves.cost_model import CostModel
-from wavepp.core.waves.types import StepTime
+from wavepp.core.waves.types import FitState, StepTime
 
 TRUE = StageCost(launch_ms=6.0, token_ms=0.018, pair_ms=7e-8)
 SHORT, LONG = amount(0, 2048), amount(120_000, 4096)

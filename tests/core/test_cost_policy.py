@@ -11,11 +11,10 @@ import pytest
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import GrantId, StageIndex
 from wavepp.core.waves.cost import StageCost, total
-from wavepp.core.waves.cost_fit import FitState
 from wavepp.core.waves.cost_policy import CostPolicy, default_prior
 from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.waves.policies import QueueView
-from wavepp.core.waves.types import Chunk, PlannerConfig, StepTime
+from wavepp.core.waves.types import Chunk, FitState, PlannerConfig, StepTime
 
 M = 16_384
 TRUE = StageCost(launch_ms=6.0, token_ms=0.018, pair_ms=7e-8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 import typer
-from wavepp.cli.dataclass_options import command_of
 
+from wavepp.cli.dataclass_options import command_of
 from wavepp.cli.demo import demo
 from wavepp.cli.local import up
 from wavepp.cli.local.options import UpOptions

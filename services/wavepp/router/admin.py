@@ -7,7 +7,7 @@ from typing import Final
 
 import grpc
 
-from wavepp.core.waves.cost_fit import FitReport
+from wavepp.core.waves.types import FitReport
 from wavepp.infra.registration import StageRegistration
 from wavepp.infra.rpc import open_channel
 from wavepp.router.leadership import Leadership

@@ -15,7 +15,6 @@ from wavepp.core.router import events as dm
 from wavepp.core.router.dispatcher import Dispatcher, DispatchLimits
 from wavepp.core.router.requests import FailureKind
 from wavepp.core.waves.planner import WavePlanner
-from wavepp.core.waves.policies import WavePolicy
 from wavepp.core.waves.policy_factory import make_policy
 from wavepp.core.waves.types import PlannerConfig
 from wavepp.infra.errors import StartupError
@@ -134,7 +133,15 @@ class Leadership:
                 wave_requests_max=min(config.wave_requests_max, first.wave_requests_max),
                 fixed_grid=config.chunk_grid == "fixed",
             ),
-            _policy(config, stages),
+            make_policy(
+                config.policy,
+                stages=len(stages),
+                wave_tokens_max=first.wave_tokens_max,
+                wave_tokens_min=wave_tokens_min(config, stages),
+                block_tokens=first.block_tokens,
+                hop_ms=config.hop_ms,
+                fixed_grid=config.chunk_grid == "fixed",
+            ),
         )
         limits = DispatchLimits(
             queue_requests_max=config.queue_requests_max,
@@ -256,15 +263,3 @@ def wave_tokens_min(config: RouterConfig, stages: list[StageRegistration]) -> in
     A lone prompt keeps P stages busy only when it makes some times P waves; half of M would leave it too few.
     """
     return config.wave_tokens_min or max(stages[0].block_tokens, stages[0].wave_tokens_max // 4)
-
-
-def _policy(config: RouterConfig, stages: list[StageRegistration]) -> WavePolicy:
-    return make_policy(
-        config.policy,
-        stages=len(stages),
-        wave_tokens_max=stages[0].wave_tokens_max,
-        wave_tokens_min=wave_tokens_min(config, stages),
-        block_tokens=stages[0].block_tokens,
-        hop_ms=config.hop_ms,
-        fixed_grid=config.chunk_grid == "fixed",
-    )

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from wavepp.codec.types import decode_grants
-from wavepp.core.cache.changes import CacheChange, CacheChanges, ChangeKind, DumpPiece
-from wavepp.core.cache.types import Missing, NeedKeys, Never, Prepared, Room
+from wavepp.core.cache.types import (
+    CacheChange,
+    CacheChanges,
+    ChangeKind,
+    DumpPiece,
+    Missing,
+    NeedKeys,
+    Never,
+    Prepared,
+    Room,
+)
 from wavepp.core.directory import events as directory_ev
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, RoundId, StageIndex

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from wavepp.cli.mesh.layer_split import even_layers
-from wavepp.core.waves.cost_fit import FitState
+from wavepp.core.waves.types import FitState
 from wavepp.v1 import prefill_pb2
 
 _ADVICE_STEPS_MIN: Final = 200

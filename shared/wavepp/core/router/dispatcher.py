@@ -50,9 +50,8 @@ from wavepp.core.router.requests import (
     RequestState,
     Times,
 )
-from wavepp.core.waves.cost_fit import FitReport
 from wavepp.core.waves.planner import WavePlanner
-from wavepp.core.waves.types import ChosenToken, Chunk
+from wavepp.core.waves.types import ChosenToken, Chunk, FitReport
 
 BATCHES_MAX: Final = 2
 """One that the stages answer, one that waits for the ledger."""

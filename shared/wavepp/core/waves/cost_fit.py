@@ -9,11 +9,10 @@ has become slower or faster as a whole, what was learned is brought to the new s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from enum import Enum
 from typing import Final, TypeAlias
 
 from wavepp.core.waves.cost import Amount, StageCost
+from wavepp.core.waves.types import FitReport, FitState
 
 _KEEP: Final = 0.985
 """Weight of a step against that of the next one: about the last 100 steps count."""
@@ -41,27 +40,6 @@ _EVERY: Final = 8
 """Once there are enough steps, the parameters are solved for after so many more."""
 
 _Vector: TypeAlias = tuple[float, float, float]
-
-
-class FitState(Enum):
-    """Where the cost in use comes from."""
-
-    PRIOR = "too few steps: the prior"
-    FITTED = "fitted"
-    REFUSED = "the steps do not follow the model: the prior, scaled to them"
-
-
-@dataclass(frozen=True, slots=True)
-class FitReport:
-    """`error`: mean relative error of the fit's predictions, of late. `typical_ms`: of a step that is typical for the
-    whole pipeline; 0 where nobody says what is.
-    """
-
-    state: FitState
-    steps: int
-    error: float
-    cost: StageCost
-    typical_ms: float = 0.0
 
 
 class StageFit:

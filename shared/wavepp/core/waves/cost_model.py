@@ -8,8 +8,8 @@ from typing import Final
 
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.waves.cost import Amount, PipelineCost, StageCost, pipeline_cost
-from wavepp.core.waves.cost_fit import FitReport, StageFit
-from wavepp.core.waves.types import StepTime
+from wavepp.core.waves.cost_fit import StageFit
+from wavepp.core.waves.types import FitReport, StepTime
 
 _NS_PER_MS: Final = 1e6
 _REFERENCE_KEEP: Final = 0.95

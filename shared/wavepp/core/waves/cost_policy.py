@@ -8,14 +8,13 @@ from typing import Final
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import GrantId
 from wavepp.core.waves.cost import StageCost, total
-from wavepp.core.waves.cost_fit import FitReport
 from wavepp.core.waves.cost_model import CostModel
 from wavepp.core.waves.growth import WaveGrowth
 from wavepp.core.waves.policies import QueueView, WavePolicy
 from wavepp.core.waves.population import Population
 from wavepp.core.waves.target import WaveSize, WaveTarget
 from wavepp.core.waves.time_packing import TimeBudget
-from wavepp.core.waves.types import Chunk, StepTime
+from wavepp.core.waves.types import Chunk, FitReport, StepTime
 
 _LAUNCH_OF_WAVE: Final = 0.02
 """Until there are measured steps: a launch costs as much as this part of a wave of M tokens."""

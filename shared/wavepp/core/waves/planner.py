@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from wavepp.core.errors import InvalidInputError, InvariantError
 from wavepp.core.ids import GrantId
 from wavepp.core.limits import WAVE_REQUESTS_MAX
-from wavepp.core.waves.cost_fit import FitReport
 from wavepp.core.waves.policies import WavePolicy
 from wavepp.core.waves.prefill_queue import PrefillQueue
 from wavepp.core.waves.time_packing import TimeBudget
-from wavepp.core.waves.types import Chunk, PlannedWave, PlannerConfig, StepTime
+from wavepp.core.waves.types import Chunk, FitReport, PlannedWave, PlannerConfig, StepTime
 
 
 class WavePlanner:

@@ -10,9 +10,8 @@ from typing import Protocol
 
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import GrantId
-from wavepp.core.waves.cost_fit import FitReport
 from wavepp.core.waves.time_packing import TimeBudget
-from wavepp.core.waves.types import Chunk, StepTime
+from wavepp.core.waves.types import Chunk, FitReport, StepTime
 
 
 class Waiting(Protocol):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import GrantId, StageIndex
 from wavepp.core.limits import STAGES_MAX, WAVE_REQUESTS_MAX
+from wavepp.core.waves.cost import StageCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,27 @@ class ChosenToken:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+class FitState(Enum):
+    """Where the cost in use comes from."""
+
+    PRIOR = "too few steps: the prior"
+    FITTED = "fitted"
+    REFUSED = "the steps do not follow the model: the prior, scaled to them"
+
+
+@dataclass(frozen=True, slots=True)
+class FitReport:
+    """`error`: mean relative error of the fit's predictions, of late. `typical_ms`: of a step that is typical for the
+    whole pipeline; 0 where nobody says what is.
+    """
+
+    state: FitState
+    steps: int
+    error: float
+    cost: StageCost
+    typical_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
