@@ -10,12 +10,19 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
+from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.errors import EtcdError
+from wavepp.infra.etcd.types import DeleteOp
 
 T = TypeVar("T")
 
 WAIT_S = 10.0
 """No test waits longer for an event; far above what a busy machine needs."""
+
+
+async def delete(client: EtcdClient, key: str) -> None:
+    """As an operator would: guarded by nothing."""
+    await client.txn([], [DeleteOp(key)])
 
 
 async def eventually(call: Callable[[], Awaitable[T]]) -> T:

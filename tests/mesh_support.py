@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from emulated_support import emulated_answer
 from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
-from wavepp.stage.model.fingerprints import expected_tokens
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
 
 T = TypeVar("T")
@@ -148,7 +148,7 @@ def request(prompt: Sequence[int], **fields: Any) -> prefill_pb2.PrefillRequest:
 
 def check_answer(response: prefill_pb2.PrefillResponse, prompt: Sequence[int], max_tokens: int) -> None:
     """Exactly the tokens that the emulated model must give, and counts that add up."""
-    assert list(response.token_ids) == expected_tokens(prompt, max_tokens, VOCAB)
+    assert list(response.token_ids) == emulated_answer(prompt, max_tokens, VOCAB)
     assert response.prompt_tokens == len(prompt)
     assert response.completion_tokens == max_tokens
     assert response.cached_tokens % BLOCK == 0

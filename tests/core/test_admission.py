@@ -56,9 +56,7 @@ class Directory:
         return self.admission.handle(event)
 
     def connect(self, stage: StageIndex, held: int = 0) -> None:
-        assert self.tell(am.StageConnected(stage, f"inc{stage}", 0, self.admission.known_to(stage))) == [
-            am.AskDump(stage)
-        ]
+        assert self.tell(am.StageConnected(stage, f"inc{stage}", 0, self.admission.grants)) == [am.AskDump(stage)]
         self.tell(am.CacheDumped(stage, f"inc{stage}", keys_of(held * B), keys_of(held * B), True, 0))
 
     def admit(self, *grants: GrantId, batch: int = 1) -> list[am.Instruction]:
@@ -457,14 +455,14 @@ def test_grants_outlive_the_stream_to_a_stage() -> None:
     directory = Directory()
     directory.granted(g(1))
     assert directory.tell(am.StageDisconnected(S1)) == []
-    assert directory.admission.known_to(S1) == {g(1)}
+    assert directory.admission.grants == {g(1)}
 
 
 def test_a_stage_is_told_what_ended_while_its_stream_was_being_opened() -> None:
     directory = Directory()
     directory.granted(g(1), g(2))
     directory.tell(am.StageDisconnected(S1))
-    told = directory.admission.known_to(S1)
+    told = directory.admission.grants
     directory.tell(am.CancelAttempts((g(1),)))
     assert aborts(directory.tell(am.StageConnected(S1, "inc1", 0, told))) == {S1: (g(1),)}
     assert directory.admission.stages_connected
@@ -503,7 +501,7 @@ def test_a_new_directory_keeps_what_the_router_runs_and_deletes_the_rest_of_the_
     admission.handle(am.LedgerLoaded(old))
     out = admission.handle(am.RouterConnected(EPOCH, frozenset((g(3),))))
     assert {r.name for r in only(am.SetRecord, out)} == {"old", "older"}
-    assert admission.known_to(S0) == {g(3)}
+    assert admission.grants == {g(3)}
 
 
 # ---- a fixed chunk grid ----

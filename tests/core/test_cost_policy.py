@@ -18,7 +18,7 @@ from wavepp.core.waves.types import Chunk, FitState, PlannerConfig, StepTime
 
 M = 16_384
 TRUE = StageCost(launch_ms=6.0, token_ms=0.018, pair_ms=7e-8)
-NO_VIEW = QueueView((), (), 0, 0)
+NO_VIEW = QueueView((), 0, 0)
 
 
 def policy(stages: int = 8, m: int = M, **more: Any) -> CostPolicy:
@@ -198,7 +198,7 @@ def crowded(learner: CostPolicy, grants: Sequence[int], in_flight: int = 8) -> l
     """The budgets of twelve waves with these grants of 131,072 tokens under way."""
     for grant in grants:
         learner.admitted(GrantId(grant), 0, 131_072)
-    view = QueueView((), (), 0, in_flight)
+    view = QueueView((), 0, in_flight)
     return [learner.budget(view).size.work_ms for _ in range(12)]
 
 

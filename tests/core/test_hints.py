@@ -38,7 +38,6 @@ def test_an_unknown_stage_counts_as_holding_everything() -> None:
     assert hint.endpoint_tokens == 2 * B
     assert hint.longest_all_tokens == 3 * B
     assert hint.limiting_stage is None
-    assert index.unknown_stages == 0b11
 
 
 def test_an_unknown_stage_does_not_count_for_what_is_known_to_be_held() -> None:

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from wavepp.core.errors import InvalidInputError
-from wavepp.core.waves.policies import MpuPolicy, MpuReadings, QueueView, StaticPolicy, mpu_budgets
-
-
-@dataclass(frozen=True)
-class Request:
-    reused: int
-    position: int
-    remaining: int
+from wavepp.core.waves.policies import MpuPolicy, QueueView, StaticPolicy, mpu_budgets
 
 
 def view(*remaining: int, in_flight: int = 0) -> QueueView:
-    return view_of(*(Request(0, 0, tokens) for tokens in remaining), in_flight=in_flight)
-
-
-def view_of(*requests: Request, in_flight: int = 0) -> QueueView:
-    sizes = sorted(request.remaining for request in requests)
-    return QueueView(requests, sizes, sum(sizes), in_flight)
+    return QueueView(sorted(remaining), sum(remaining), in_flight)
 
 
 def policy(stages: int = 4, m: int = 16_384, b_min: int = 8_192, **more: Any) -> MpuPolicy:
@@ -55,10 +42,6 @@ def test_budgets_halve_down_to_b_min_on_the_block_grid(
     m: int, b_min: int, block: int, budgets: tuple[int, ...]
 ) -> None:
     assert mpu_budgets(m, b_min, block) == budgets
-
-
-def test_b_min_above_m_leaves_one_budget_when_read_literally() -> None:
-    assert mpu_budgets(4_096, 8_192, 64, min_at_most_half=False) == (4_096,)
 
 
 def test_waves_on_offer_are_the_tokens_over_the_budget() -> None:
@@ -120,28 +103,12 @@ def test_a_decision_for_the_other_direction_starts_the_count_again() -> None:
 
 def test_decisions_in_a_row_need_only_agree_on_the_direction() -> None:
     queues = [view(12 * 8_192), view(12 * 4_096), view(12 * 8_192), view(12 * 4_096)]
-    loose, strict = policy(b_min=4_096), policy(b_min=4_096, readings=MpuReadings(same_target_in_a_row=True))
-    assert [loose.budget(queue) for queue in queues] == [16_384, 16_384, 16_384, 4_096]
-    assert [strict.budget(queue) for queue in queues] == [16_384] * 4
+    mpu = policy(b_min=4_096)
+    assert [mpu.budget(queue) for queue in queues] == [16_384, 16_384, 16_384, 4_096]
 
 
-def test_the_first_budget_is_m_unless_read_otherwise() -> None:
+def test_the_first_budget_is_m() -> None:
     assert policy().budget(view(10)) == 16_384
-    assert policy(readings=MpuReadings(start_at_max=False)).budget(view(10)) == 8_192
-
-
-def test_the_other_readings_change_the_waves_on_offer() -> None:
-    begun, fresh = Request(64, 128, 20_000), Request(64, 64, 10_000)
-    queue = view_of(begun, fresh, in_flight=2)
-
-    def on_offer(**readings: Any) -> float:
-        return policy(readings=MpuReadings(**readings)).waves_on_offer(queue, 10_000)
-
-    assert on_offer() == 5.0
-    assert on_offer(count_waves_in_flight=False) == 3.0
-    assert on_offer(count_mid_prefill=False) == 3.0
-    assert on_offer(count_reused=True) == pytest.approx(5.0064)
-    assert on_offer(count_reused=True, whole_waves=True) == 6.0
 
 
 @pytest.mark.parametrize("wrong", [{"stages": 0}, {"m": 0}, {"b_min": 0}, {"ring": 0}, {"factor": 0}], ids=str)

@@ -137,7 +137,7 @@ class NaivePlanner:
         if needed > 0:
             slots = min(slots, (len(self.prefill) + needed - 1) // needed)
         sizes = sorted(request.remaining for request in self.prefill)
-        budget = self.policy.budget(QueueView(self.prefill, sizes, sum(sizes), in_flight))
+        budget = self.policy.budget(QueueView(sizes, sum(sizes), in_flight))
         budget = max(A, min(budget, config.wave_tokens_max))
         share = budget
         if config.chunk_share_max < 1 and len(self.prefill) > 1:

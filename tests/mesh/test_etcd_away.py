@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from emulated_support import emulated_answer
 from mesh_support import MeshClient, eventually, open_client, running_mesh, step_cost, write_profile
 from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
-from wavepp.stage.model.fingerprints import expected_tokens
 from wavepp.v1 import prefill_pb2
 
 AWAY_S = 8.0
@@ -56,7 +56,7 @@ async def test_work_goes_on_while_etcd_is_away(mesh_of_its_own: LocalCluster, cl
     await asyncio.to_thread(etcd.stop)
     stopped = time.monotonic()
     late = [asyncio.create_task(client.answer(list(range(i, 500)), 2)) for i in range(3)]
-    tokens = [expected_tokens(prompt, 1, vocab)[0]]
+    tokens = [emulated_answer(prompt, 1, vocab)[0]]
     while time.monotonic() < stopped + AWAY_S:
         event = await asyncio.wait_for(call.read(), 2.0)
         assert event.WhichOneof("event") == "token", "the budget is for longer than etcd is away"
@@ -72,7 +72,7 @@ async def test_work_goes_on_while_etcd_is_away(mesh_of_its_own: LocalCluster, cl
     while (event := await call.read()).WhichOneof("event") == "token":
         tokens.append(event.token.token_id)
     assert event.done.attempts == 1
-    assert list(event.done.token_ids) == tokens == expected_tokens(prompt, budget, vocab)
+    assert list(event.done.token_ids) == tokens == emulated_answer(prompt, budget, vocab)
     after = await eventually(client.status, lambda s: s.state == "serving", 10.0)
     assert identities(before) == identities(during) == identities(after)
     await client.quiet()

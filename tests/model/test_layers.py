@@ -11,8 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from model_support import BLOCK_TOKENS, Pipeline, open_stages
+from wavepp.core.ids import GrantId
 from wavepp.stage.model import linear
-from wavepp.stage.model.base import Job, JobChunk, JobError, Sampling
+from wavepp.stage.model.base import REASON_NONFINITE, Job, JobChunk, JobError, JobFailure, Sampling
 from wavepp.stage.model.checkpoint import open_checkpoint
 from wavepp.stage.model.weights import owned_names
 
@@ -163,7 +164,7 @@ def test_a_grant_with_a_non_finite_output_is_reported_and_the_others_are_not_tou
     clean = pipeline.wave(chunks, Sampling(top_logprobs=5))[-1]
     stages[0]._pools.values[1][TABLE[0] * BLOCK_TOKENS + 3] = float("nan")
     poisoned = pipeline.wave(chunks, Sampling(top_logprobs=5))
-    assert poisoned[0].nonfinite == (1,)
+    assert poisoned[0].failed == (JobFailure(GrantId(1), REASON_NONFINITE),)
     assert poisoned[0].tensors[0][0].shape == (32, 64)
     assert poisoned[1].failed == ()
     assert poisoned[1].samples == {2: clean.samples[2]}
@@ -173,7 +174,7 @@ def test_non_finite_logits_are_reported_too(tiny_models: dict[str, Path]) -> Non
     stages: list[Any] = open_stages(tiny_models["qwen2"], (0, 4))
     stages[0]._forward._head[7] = float("inf")
     result = Pipeline(stages).wave([(1, 0, PROMPT[:32], TABLE)], Sampling())[-1]
-    assert result.nonfinite == (1,)
+    assert result.failed == (JobFailure(GrantId(1), REASON_NONFINITE),)
     assert result.samples == {}
 
 

@@ -88,7 +88,7 @@ async def leadership() -> AsyncIterator[Leadership]:
         made = Leadership(config(), cast(EtcdClient, None), None, tasks)
         register(made, stage(0), stage(1))
         yield made
-        made.close()
+        made.step_down()
 
 
 def register(leadership: Leadership, *stages: StageRegistration) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sim_support import run_for
+from sim_support import run_for, simulated_answer
 from wavepp.core.ids import RequestId, StageIndex
 from wavepp.core.router.requests import FailureKind, Outcome
-from wavepp.sim.executor import expected_tokens
 from wavepp.sim.mesh import SimMesh
 from wavepp.sim.mesh_config import MeshConfig
 
@@ -42,7 +41,7 @@ def test_a_request_can_be_cancelled_at_every_moment_of_its_life(config: MeshConf
         mesh.run()
         mesh.check_nothing_left()
         assert done or mesh.failures[RequestId("a")].kind is FailureKind.CANCELLED
-        assert tokens(answer(mesh, "b")) == expected_tokens(prompt_of(22), 2)
+        assert tokens(answer(mesh, "b")) == simulated_answer(prompt_of(22), 2)
         moment += 1
     assert moment > 40
 
@@ -57,8 +56,8 @@ def test_a_stage_can_die_at_every_moment_from_the_start_on(stage: int) -> None:
         mesh.kill_stage(stage)
         mesh.run()
         mesh.check_nothing_left()
-        assert tokens(answer(mesh, "a")) == expected_tokens(prompt_of(26), 4)
-        assert mesh.streamed[RequestId("a")] == list(expected_tokens(prompt_of(26), 4))
+        assert tokens(answer(mesh, "a")) == simulated_answer(prompt_of(26), 4)
+        assert mesh.streamed[RequestId("a")] == list(simulated_answer(prompt_of(26), 4))
         attempts.add(answer(mesh, "a").attempts)
     assert attempts == {1, 2}
 
@@ -70,7 +69,7 @@ def test_prompts_around_a_blocks_end_are_reused_but_for_the_last_token(length: i
     for name in ("first", "again"):
         mesh.submit(name, prompt_of(length), output_tokens_max=outputs)
         mesh.run()
-        assert tokens(answer(mesh, name)) == expected_tokens(prompt_of(length), outputs)
+        assert tokens(answer(mesh, name)) == simulated_answer(prompt_of(length), outputs)
     assert answer(mesh, "first").cached_tokens == 0
     assert answer(mesh, "again").cached_tokens == (length - 1) // B * B
     mesh.check_nothing_left()
@@ -84,7 +83,7 @@ def test_the_next_turn_of_a_conversation_reuses_the_prompt_and_the_answer() -> N
     mesh.submit("b", (*conversation, 5, 6))
     mesh.run()
     assert answer(mesh, "b").cached_tokens == 16, "17 tokens, of which the last has no cache entry"
-    assert tokens(answer(mesh, "b")) == expected_tokens((*conversation, 5, 6), 1)
+    assert tokens(answer(mesh, "b")) == simulated_answer((*conversation, 5, 6), 1)
 
 
 @pytest.mark.parametrize("recurrent", [(True, True), (False, True)])
@@ -95,7 +94,7 @@ def test_stages_with_recurrent_layers_reuse_what_was_kept_at_the_prompts_end(rec
     mesh.submit("b", (*prompt_of(30), 7, 8, 9))
     mesh.run()
     assert answer(mesh, "b").cached_tokens == 24
-    assert tokens(answer(mesh, "b")) == expected_tokens((*prompt_of(30), 7, 8, 9), 1)
+    assert tokens(answer(mesh, "b")) == simulated_answer((*prompt_of(30), 7, 8, 9), 1)
     mesh.check_nothing_left()
 
 
@@ -120,11 +119,11 @@ def test_output_that_is_not_finite_on_any_stage_fails_its_request_and_leaves_no_
     mesh.run()
     failure = mesh.failures[RequestId("bad")]
     assert (failure.kind, failure.message) == (FailureKind.INTERNAL, f"stage {stage}: output is not finite")
-    assert tokens(answer(mesh, "good")) == expected_tokens(prompt_of(12, first=500), 1)
+    assert tokens(answer(mesh, "good")) == simulated_answer(prompt_of(12, first=500), 1)
     mesh.submit("again", prompt_of(40))
     mesh.run()
     assert answer(mesh, "again").cached_tokens == 0
-    assert tokens(answer(mesh, "again")) == expected_tokens(prompt_of(40), 1)
+    assert tokens(answer(mesh, "again")) == simulated_answer(prompt_of(40), 1)
     mesh.check_nothing_left()
 
 
@@ -136,11 +135,11 @@ def test_while_etcd_is_away_running_work_finishes_and_new_grants_wait() -> None:
     mesh.etcd_up = False
     mesh.submit("waiting", prompt_of(9, first=300))
     run_for(mesh, 2000)
-    assert tokens(answer(mesh, "running")) == expected_tokens(prompt_of(30), 6)
+    assert tokens(answer(mesh, "running")) == simulated_answer(prompt_of(30), 6)
     assert RequestId("waiting") not in mesh.outcomes
     mesh.etcd_up = True
     mesh.run()
-    assert tokens(answer(mesh, "waiting")) == expected_tokens(prompt_of(9, first=300), 1)
+    assert tokens(answer(mesh, "waiting")) == simulated_answer(prompt_of(9, first=300), 1)
     assert answer(mesh, "waiting").waited_for == (None, "directory")
     assert mesh.dispatcher.epoch == epoch, "nothing restarted"
     mesh.check_nothing_left()
@@ -170,7 +169,7 @@ def test_an_admission_stream_that_breaks_while_a_record_is_written_leaves_no_rec
     mesh.cut_admission()
     mesh.frozen.clear()
     mesh.run()
-    assert tokens(answer(mesh, "a")) == expected_tokens(prompt_of(6), 1)
+    assert tokens(answer(mesh, "a")) == simulated_answer(prompt_of(6), 1)
     mesh.check_nothing_left()
     assert not mesh.admission._ledger._records
 

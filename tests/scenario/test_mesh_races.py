@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from sim_support import simulated_answer
 from wavepp.core.errors import WaveppError
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, grant_id
 from wavepp.core.router import dispatcher as dispatch
@@ -14,7 +15,6 @@ from wavepp.core.stage import events as sm
 from wavepp.core.stage import grants as stage_grants
 from wavepp.core.stage.grants import GrantAction, GrantEvent, GrantState
 from wavepp.core.stage.sequencer import JOBS_AHEAD, Sequencer
-from wavepp.sim.executor import expected_tokens
 from wavepp.sim.mesh import SimMesh
 from wavepp.sim.mesh_config import MeshConfig
 
@@ -24,7 +24,7 @@ OTHER = tuple(range(500, 530))
 
 def answered(mesh: SimMesh, request: str, prompt: tuple[int, ...]) -> bool:
     outcome = mesh.outcomes.get(RequestId(request))
-    return outcome is not None and tuple(t.token for t in outcome.tokens) == expected_tokens(prompt, 1)
+    return outcome is not None and tuple(t.token for t in outcome.tokens) == simulated_answer(prompt, 1)
 
 
 def ran_well(scenario: Callable[[], bool]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
 from wavepp.core.wire.hello import Hello
 from wavepp.stage.links.base import LinkListener, LinkOptions, Transport
-from wavepp.stage.links.hello_check import HelloCheck, expecting
+from wavepp.stage.links.hello_check import HelloCheck, require_mirror
 from wavepp.stage.links.registry import TransportKind, make_transport
 from wavepp.stage.links.session import LinkSession
 
@@ -24,6 +24,17 @@ TEST_S = 40.0
 """Ends a test that waits for ever; pytest's own limit cannot interrupt uvloop."""
 SCHEME = {"socket": "tcp", "ucx": "ucx"}
 PEER_PROGRAM = Path(__file__).with_name("links_peer.py")
+
+
+def expecting(own: Hello) -> HelloCheck:
+    """A check that accepts exactly the peer that `own` names."""
+
+    def check(peer: Hello) -> Hello:
+        require_mirror(own, peer)
+        return own
+
+    return check
+
 
 HELLO = Hello(
     cluster="test",

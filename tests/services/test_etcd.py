@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import pytest
 
-from etcd_support import LossyProxy, eventually, frozen
+from etcd_support import LossyProxy, delete, eventually, frozen
 from wavepp.infra.etcd import client as etcd_module
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.errors import (
@@ -29,8 +29,7 @@ from wavepp.infra.etcd.types import (
     GetOp,
     PutOp,
     created_at,
-    has_value,
-    has_version,
+    has_lease,
     modified_at,
 )
 from wavepp.infra.etcd.watch import events_after
@@ -53,18 +52,16 @@ async def test_put_get_and_delete_keep_value_and_revisions(etcd: EtcdClient, etc
     assert item is not None
     assert (item.key, item.value, item.version, item.lease) == (key, b"two", 2, 0)
     assert (item.create_revision, item.mod_revision) == (created, changed)
-    assert await etcd.delete(key) == 1
-    assert await etcd.delete(key) == 0
+    await delete(etcd, key)
+    assert await etcd.get(key) is None
 
 
-async def test_prefix_reads_and_deletes_only_what_begins_with_it(etcd: EtcdClient, etcd_prefix: str) -> None:
+async def test_a_prefix_reads_only_what_begins_with_it(etcd: EtcdClient, etcd_prefix: str) -> None:
     for name in ("p/1", "p/2", "p0", "o"):
         await etcd.put(etcd_prefix + name, name.encode())
     snapshot = await etcd.get_prefix(etcd_prefix + "p/")
     assert [item.value for item in snapshot.items] == [b"p/1", b"p/2"]
     assert snapshot.revision >= max(item.mod_revision for item in snapshot.items)
-    assert await etcd.delete_prefix(etcd_prefix + "p/") == 2
-    assert [item.value for item in (await etcd.get_prefix(etcd_prefix)).items] == [b"o", b"p0"]
 
 
 async def test_more_keys_than_the_caller_expects_are_refused(etcd: EtcdClient, etcd_prefix: str) -> None:
@@ -76,11 +73,11 @@ async def test_more_keys_than_the_caller_expects_are_refused(etcd: EtcdClient, e
 
 async def test_empty_prefix_is_refused(etcd: EtcdClient) -> None:
     with pytest.raises(ValueError, match="every key"):
-        await etcd.delete_prefix("")
+        await etcd.get_prefix("")
 
 
 @pytest.mark.parametrize("holds", [True, False])
-@pytest.mark.parametrize("target", ["create", "mod", "version", "value"])
+@pytest.mark.parametrize("target", ["create", "mod", "lease"])
 async def test_transaction_runs_the_branch_that_its_compare_says(
     etcd: EtcdClient, etcd_prefix: str, target: str, holds: bool
 ) -> None:
@@ -91,8 +88,7 @@ async def test_transaction_runs_the_branch_that_its_compare_says(
     compare: Compare = {
         "create": created_at(key, created + off),
         "mod": modified_at(key, changed + off),
-        "version": has_version(key, 2 + off),
-        "value": has_value(key, b"2" if holds else b"1"),
+        "lease": has_lease(key, off),
     }[target]
     result = await etcd.txn([compare], [PutOp(key, b"yes"), GetOp(key)], [DeleteOp(key)])
     assert result.succeeded is holds
@@ -113,10 +109,10 @@ async def test_transaction_over_etcds_limit_is_refused_before_it_is_sent(etcd: E
 async def test_fenced_writes_need_every_fence(etcd: EtcdClient, etcd_prefix: str) -> None:
     first, second, key = (etcd_prefix + name for name in ("leader1", "leader2", "data"))
     fences = [Fence(first, await etcd.put(first, b"me")), Fence(second, await etcd.put(second, b"me"))]
-    await etcd.fenced_put(key, b"1", fences)
-    await etcd.delete(second)
+    assert await etcd.raise_counter(key, fences) == 1
+    await delete(etcd, second)
     with pytest.raises(FencedError) as gone:
-        await etcd.fenced_put(key, b"2", fences)
+        await etcd.raise_counter(key, fences)
     assert (gone.value.key, gone.value.actual) == (second, 0)
     newer = await etcd.put(second, b"other")
     with pytest.raises(FencedError) as replaced:
@@ -134,7 +130,7 @@ async def test_counter_gives_each_value_to_one_caller(etcd: EtcdClient, etcd_pre
     fences = [Fence(leader, await etcd.put(leader, b"me"))]
     raised = await asyncio.gather(*(etcd.raise_counter(etcd_prefix + "n", fences) for _ in range(4)))
     assert sorted(raised) == [1, 2, 3, 4]
-    await etcd.delete(leader)
+    await delete(etcd, leader)
     with pytest.raises(FencedError):
         await etcd.raise_counter(etcd_prefix + "n", fences)
     assert await etcd.raise_counter(etcd_prefix + "n", []) == 5
@@ -214,13 +210,13 @@ async def test_write_goes_to_the_next_endpoint_when_one_refuses_connections(
 async def test_frozen_etcd_ends_calls_with_typed_errors_within_the_limit(own_etcd: EtcdServer) -> None:
     limit_s = 0.4
     async with EtcdClient([own_etcd.endpoint], timeout_s=limit_s) as client:
-        fences = [Fence("leader", await client.put("leader", b"me"))]
+        fenced = [created_at("leader", await client.put("leader", b"me"))]
         with frozen(own_etcd.pid):
             began = time.monotonic()
             with pytest.raises(EtcdUnavailableError):
                 await client.get("a")
             with pytest.raises(EtcdAmbiguousError, match="read it back"):
-                await client.fenced_put("a", b"1", fences)
+                await client.txn(fenced, [PutOp("a", b"1")])
             with pytest.raises(EtcdUnavailableError):
                 await anext(client.watch_stream("a", b"", 1))
             assert time.monotonic() - began < 3 * limit_s + 0.5
@@ -233,12 +229,12 @@ async def test_write_cut_off_after_it_was_applied_is_ambiguous_and_can_be_read_b
     etcd: EtcdClient, etcd_proxy: LossyProxy, etcd_prefix: str
 ) -> None:
     key = etcd_prefix + "a"
-    fences = [Fence(etcd_prefix + "leader", await etcd.put(etcd_prefix + "leader", b"me"))]
+    revision = await etcd.put(etcd_prefix + "leader", b"me")
     async with EtcdClient([etcd_proxy.endpoint]) as client:
         await client.get(key)
         etcd_proxy.swallow_answers = True
-        writing = asyncio.ensure_future(client.fenced_put(key, b"1", fences))
-        async with asyncio.timeout(5), aclosing(events_after(etcd, key, None, fences[0].create_revision)) as events:
+        writing = asyncio.ensure_future(client.txn([created_at(etcd_prefix + "leader", revision)], [PutOp(key, b"1")]))
+        async with asyncio.timeout(5), aclosing(events_after(etcd, key, None, revision)) as events:
             await anext(events)  # applied
         etcd_proxy.cut()
         with pytest.raises(EtcdAmbiguousError):

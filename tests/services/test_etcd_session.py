@@ -108,12 +108,12 @@ async def test_when_a_leaders_lease_expires_another_leads_and_the_old_ones_write
             assert old_session.lost.is_set()
             assert not old_session.alive
             assert new_token > old_token
-            await new_session.client.fenced_put(etcd_prefix + "data", b"new", [new.fence])
+            assert await new_session.client.raise_counter(etcd_prefix + "data", [new.fence]) == 1
             with pytest.raises(FencedError):
-                await etcd.fenced_put(etcd_prefix + "data", b"stale", [old.fence])
+                await etcd.raise_counter(etcd_prefix + "data", [old.fence])
             item = await etcd.get(etcd_prefix + "data")
             assert item is not None
-            assert item.value == b"new"
+            assert item.value == b"1"
         await old_session.close()
 
 
@@ -149,7 +149,7 @@ async def test_standby_deposes_a_leader_that_it_knows_to_be_dead_only_once(etcd:
         await Election(second, key).campaign(b"2")
         assert not await depose(first, seen)
         with pytest.raises(FencedError):
-            await etcd.fenced_put(etcd_prefix + "data", b"", [leader.fence])
+            await etcd.raise_counter(etcd_prefix + "data", [leader.fence])
 
 
 async def test_campaign_whose_winning_answer_was_lost_knows_its_own_key(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from etcd3aio.kv import KVService
 
-from etcd_support import WAIT_S, LossyProxy, eventually
+from etcd_support import WAIT_S, LossyProxy, delete, eventually
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.errors import EtcdUnavailableError
 from wavepp.infra.etcd.server import EtcdServer
@@ -114,7 +114,7 @@ async def test_compaction_of_what_was_missed_lists_again(own_etcd: EtcdServer) -
         waiting = asyncio.ensure_future(following(watch))
         proxy.refuse = True
         proxy.cut()
-        await etcd.delete("a/1")
+        await delete(etcd, "a/1")
         await compact(etcd, await etcd.put("a/2", b"2"))
         proxy.refuse = False
         event = await waiting

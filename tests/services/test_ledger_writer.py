@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from etcd_support import WAIT_S, LossyProxy, until
+from etcd_support import WAIT_S, LossyProxy, delete, until
 from wavepp.core.directory.events import RecordWritten, SetRecord
 from wavepp.core.ids import GrantId, PipelineEpoch, RoundId
 from wavepp.directory.ledger_writer import LedgerWriter, decode_record
@@ -87,7 +87,7 @@ async def test_an_empty_record_is_deleted(bench: Bench, etcd: EtcdClient) -> Non
 
 
 async def test_a_deposed_directory_writes_nothing(bench: Bench, etcd: EtcdClient) -> None:
-    await etcd.delete(bench.keys.directory)
+    await delete(etcd, bench.keys.directory)
     await etcd.put(bench.keys.directory, b"another")
     bench.writer.set(record(1, 7))
     outcome = await bench.outcome()
@@ -97,7 +97,7 @@ async def test_a_deposed_directory_writes_nothing(bench: Bench, etcd: EtcdClient
 
 
 async def test_a_record_of_a_dead_routers_is_refused(bench: Bench, etcd: EtcdClient) -> None:
-    await etcd.delete(bench.keys.router)
+    await delete(etcd, bench.keys.router)
     bench.writer.set(record(1, 7))
     assert not (await bench.outcome()).ok
 

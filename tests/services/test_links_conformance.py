@@ -13,7 +13,19 @@ import numpy as np
 import pytest
 import uvloop
 from links_faulty import FaultPlan, FaultyTransport, wrap
-from links_support import HELLO, KINDS, MIB, OPTIONS, SCHEME, connected, listening, options, pattern, transport_of
+from links_support import (
+    HELLO,
+    KINDS,
+    MIB,
+    OPTIONS,
+    SCHEME,
+    connected,
+    expecting,
+    listening,
+    options,
+    pattern,
+    transport_of,
+)
 
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
@@ -21,7 +33,6 @@ from wavepp.core.limits import FRAME_HEADER_BYTES_MAX, FRAMES_UNREAD_MAX
 from wavepp.core.wire.hello import Hello
 from wavepp.core.wire.prologue import PROLOGUE_BYTES
 from wavepp.stage.links.errors import HelloRefusedError, LinkConnectError, LinkLostError, LossReason
-from wavepp.stage.links.hello_check import expecting
 from wavepp.stage.links.registry import TransportKind, make_transport
 from wavepp.stage.links.session import LinkSession
 

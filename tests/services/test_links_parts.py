@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from links_support import HELLO, OPTIONS, options
+from links_support import HELLO, OPTIONS, expecting, options
 
 from wavepp.core.errors import InvalidInputError, PeerProtocolError
 from wavepp.core.limits import FRAME_PAYLOAD_BYTES_MAX, NAME_BYTES_MAX
@@ -18,7 +18,6 @@ from wavepp.core.wire.goodbye import BYE_BYTES_MAX, ByeCode, decode_bye, encode_
 from wavepp.core.wire.hello import HELLO_BYTES_MAX, Hello, decode_hello, encode_hello
 from wavepp.stage.links.errors import HelloRefusedError, TransportUnavailableError
 from wavepp.stage.links.framing import flat_views, writable_view
-from wavepp.stage.links.hello_check import expecting
 from wavepp.stage.links.registry import make_transport
 from wavepp.stage.links.ucx_wire import piece_sizes, pieces
 

@@ -13,10 +13,9 @@ import time
 import psutil
 import pytest
 import uvloop
-from links_support import HELLO, KINDS, MIB, connected, listening, options, pattern, peer_process
+from links_support import HELLO, KINDS, MIB, connected, expecting, listening, options, pattern, peer_process
 
 from wavepp.stage.links.errors import LinkLostError, LossReason
-from wavepp.stage.links.hello_check import expecting
 from wavepp.stage.links.registry import TransportKind, make_transport
 
 LOST_WITHIN_S = 2.0

@@ -104,7 +104,7 @@ class Desk:
                 registration,
                 self._directory_epoch,
                 self._config.pipeline,
-                known=lambda stage=stage: self.admission.known_to(stage),  # type: ignore[misc]
+                known=lambda: self.admission.grants,
                 apply=self.apply,
                 connect_timeout_s=self._config.stage_connect_timeout_s,
             )

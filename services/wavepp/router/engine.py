@@ -68,11 +68,6 @@ class Engine:
             self.stop(call, kind, message)
 
     @property
-    def waiting_calls(self) -> int:
-        """Clients that wait."""
-        return len(self._calls)
-
-    @property
     def stalled_s(self) -> float:
         """How long there has been work without a wave done, in seconds."""
         return 0.0 if self.dispatcher.idle else time.monotonic() - self.last_progress

@@ -32,18 +32,6 @@ def next_fingerprint(before: int, token: int) -> int:
     return (before * 1_000_003 + token + 1) % _MODULUS
 
 
-def expected_tokens(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """What the simulated model answers."""
-    fingerprint = 0
-    for token in prompt:
-        fingerprint = next_fingerprint(fingerprint, token)
-    out = []
-    for _ in range(count):
-        out.append(fingerprint % VOCABULARY)
-        fingerprint = next_fingerprint(fingerprint, out[-1])
-    return tuple(out)
-
-
 @dataclass(frozen=True, slots=True)
 class Payload:
     """Rows of the chunks that have not failed. `rows`: tokens on stage 0, fingerprints after it."""

@@ -59,7 +59,7 @@ class SimDirectory:
 
     def connect_rounds(self, index: StageIndex, after_ms: float = 0.0) -> None:
         """The rounds stream to a stage is made (again), `after_ms` from now at the earliest."""
-        known = self.admission.known_to(index)
+        known = self.admission.grants
         stage = self._stages.processes[index]
 
         def hello() -> None:

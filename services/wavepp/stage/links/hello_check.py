@@ -26,13 +26,3 @@ def require_mirror(own: Hello, peer: Hello) -> None:
         if getattr(peer, name) != getattr(wanted, name)
     ]
     raise HelloRefusedError("hello does not fit: " + "; ".join(wrong))
-
-
-def expecting(own: Hello) -> HelloCheck:
-    """A check that accepts exactly the peer that `own` names."""
-
-    def check(peer: Hello) -> Hello:
-        require_mirror(own, peer)
-        return own
-
-    return check

@@ -91,11 +91,6 @@ class JobResult:
     failed: tuple[JobFailure, ...]
     duration_ns: int
 
-    @property
-    def nonfinite(self) -> tuple[int, ...]:
-        """Grants whose output was not finite."""
-        return tuple(f.grant for f in self.failed if f.reason == REASON_NONFINITE)
-
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:

@@ -2,7 +2,7 @@
 
 It checks the mesh that drives it: every stage keeps a fingerprint per token in a pool that it reads and writes
 through the block tables it is given, and compares what it holds with what the stage before it held. Whatever was
-computed on wrong state comes out as a failed grant or as a wrong token (see `fingerprints.expected_tokens`).
+computed on wrong state comes out as a failed grant or as a wrong token: the right ones follow from the prompt alone.
 """
 
 from __future__ import annotations

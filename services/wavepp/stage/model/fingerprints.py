@@ -8,8 +8,6 @@ another position or another time then shows as an impossible token at its edge.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -39,16 +37,6 @@ def consistent(fingerprints: U64, vocab: int) -> bool:
     steps = np.diff(fingerprints, prepend=np.uint64(0))
     tokens_plus_one = steps * _inverse(weights(0, fingerprints.size))
     return bool(((tokens_plus_one >= 1) & (tokens_plus_one <= vocab)).all())
-
-
-def expected_tokens(prompt_tokens: Sequence[int], n: int, vocab: int) -> list[int]:
-    """The `n` tokens that an emulated model answers to a prompt."""
-    last = extend(np.uint64(0), np.asarray(prompt_tokens, dtype=np.uint32), 0)[-1]
-    answer: list[int] = []
-    for position in range(len(prompt_tokens), len(prompt_tokens) + n):
-        answer.append(int(last) % vocab)
-        last = extend(last, np.asarray(answer[-1:], dtype=np.uint32), position)[-1]
-    return answer
 
 
 def _inverse(odd: U64) -> U64:

@@ -126,7 +126,10 @@ class Admission:
 
     @property
     def grants(self) -> frozenset[GrantId]:
-        """Granted, and not ended as far as the router has said."""
+        """Granted, and not ended as far as the router has said.
+
+        Just these a stage must keep when it (re)connects: attempts under way were aborted when it went.
+        """
         return self._ledger.grants
 
     @property
@@ -141,10 +144,6 @@ class Admission:
     def in_sync(self, stage: StageIndex) -> bool:
         """Whether the hints of `stage` are complete; until then it counts as holding everything."""
         return self._sync.in_sync(stage)
-
-    def known_to(self, stage: StageIndex) -> frozenset[GrantId]:
-        """Grants that `stage` must keep when it (re)connects now: attempts under way were aborted when it went."""
-        return self._ledger.grants
 
     def handle(self, event: Event) -> list[Instruction]:
         """Apply one event."""

@@ -186,11 +186,6 @@ class HintIndex:
         """Bit mask of the stages that are known to hold a snapshot at the block's end."""
         return self._snapshots.get(key, 0)
 
-    @property
-    def unknown_stages(self) -> int:
-        """Bit mask of the stages that count as holding everything."""
-        return self._unknown
-
     def sizes(self) -> tuple[int, int]:
         """How many block keys and how many snapshot keys the index has."""
         return len(self._blocks), len(self._snapshots)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import GrantId
@@ -14,31 +13,14 @@ from wavepp.core.waves.time_packing import TimeBudget
 from wavepp.core.waves.types import Chunk, FitReport, StepTime
 
 
-class Waiting(Protocol):
-    """One admitted request with prefill tokens that are in no wave yet. All in tokens."""
-
-    @property
-    def reused(self) -> int:
-        """The reuse endpoint: where its work began."""
-
-    @property
-    def position(self) -> int:
-        """Where its next chunk starts; above `reused` when it is in mid-prefill."""
-
-    @property
-    def remaining(self) -> int:
-        """Tokens from `position` to the end of its prefill; at least 1."""
-
-
 @dataclass(frozen=True, slots=True)
 class QueueView:
     """What a policy sees at the moment when a wave could be issued.
 
-    `requests`: first come first; may be iterated more than once, only during the call. `sizes`: their
-    `remaining`, ascending. `tokens`: the sum of it. `waves_in_flight`: issued and not yet done, of any kind.
+    `sizes`: tokens that each request has in no wave yet, ascending; valid during the call. `tokens`: their sum.
+    `waves_in_flight`: issued and not yet done, of any kind.
     """
 
-    requests: Iterable[Waiting]
     sizes: Sequence[int]
     tokens: int
     waves_in_flight: int
@@ -85,35 +67,12 @@ class StaticPolicy(WavePolicy):
         return self._budget
 
 
-@dataclass(frozen=True, slots=True)
-class MpuReadings:
-    """Where the description of MPU can be read in two ways: what each switch does; the defaults are our way.
+def mpu_budgets(wave_tokens_max: int, wave_tokens_min: int, block_tokens: int) -> tuple[int, ...]:
+    """b_0 = M, b_{j+1} = max(b_min, align_down_B(b_j / 2)), until it no longer falls. Tokens, descending.
 
-    `count_waves_in_flight`: waves in flight are added to n(b), so that a full ring does not shrink the waves.
-    `count_mid_prefill`: W and the counts include requests that have begun; else only those that have not.
-    `count_reused`: W and the sizes include reused tokens of requests that have not begun; by default only
-    what must be computed counts. `whole_waves`: W / b is rounded up to whole waves; by default n(b) is a real
-    number. `start_at_max`: the first budget is M; else the smallest. `same_target_in_a_row`: a switch needs
-    decisions in a row that want the *same* other budget; by default they need only all be larger (all be
-    smaller), and the last one is taken. `min_at_most_half`: b_min = min(b_min, M / 2), so that there are two
-    budgets even where M is small. A decision is made when a wave could be issued; that one is not switchable,
-    it is where the policy is called.
+    b_min is at most M / 2, so that there are two budgets even where M is small.
     """
-
-    count_waves_in_flight: bool = True
-    count_mid_prefill: bool = True
-    count_reused: bool = False
-    whole_waves: bool = False
-    start_at_max: bool = True
-    same_target_in_a_row: bool = False
-    min_at_most_half: bool = True
-
-
-def mpu_budgets(
-    wave_tokens_max: int, wave_tokens_min: int, block_tokens: int, *, min_at_most_half: bool = True
-) -> tuple[int, ...]:
-    """b_0 = M, b_{j+1} = max(b_min, align_down_B(b_j / 2)), until it no longer falls. Tokens, descending."""
-    smallest = min(wave_tokens_min, wave_tokens_max // 2) if min_at_most_half else wave_tokens_min
+    smallest = min(wave_tokens_min, wave_tokens_max // 2)
     smallest = min(max(smallest // block_tokens * block_tokens, block_tokens), wave_tokens_max)
     budgets = [wave_tokens_max]
     while budgets[-1] > smallest:
@@ -127,7 +86,10 @@ class MpuPolicy(WavePolicy):
     Wanted waves S = R + (F - 1) P with a ring of R. Waves on offer n(b) = max(W / b, N_{>b/2}), with W the
     waiting tokens and N_{>b/2} the requests that have more than b/2 of them, plus the waves in flight. The
     target is the largest b with n(b) >= S, else the smallest b. Going to a larger budget takes R / 2
-    decisions in a row that want a larger one; to a smaller one, P.
+    decisions in a row that want a larger one; to a smaller one, P; the last of them says which. The first is M.
+
+    Where the description of MPU can be read in two ways: only tokens that must be computed count, requests that have
+    begun are among them, and W / b is no whole number. A decision is made when a wave could be issued.
     """
 
     def __init__(
@@ -139,25 +101,18 @@ class MpuPolicy(WavePolicy):
         block_tokens: int,
         ring: int | None = None,
         factor: int = 2,
-        readings: MpuReadings | None = None,
     ) -> None:
         """`ring` is R, by default 2P; `factor` is F. Tokens for M, b_min and B."""
         if min(stages, wave_tokens_max, wave_tokens_min, block_tokens, factor) < 1 or (ring is not None and ring < 1):
             raise InvalidInputError("stages, wave sizes, block size, ring and factor of MPU must all be positive")
         ring = 2 * stages if ring is None else ring
-        self._readings = readings or MpuReadings()
-        self._budgets = mpu_budgets(
-            wave_tokens_max,
-            wave_tokens_min,
-            block_tokens,
-            min_at_most_half=self._readings.min_at_most_half,
-        )
+        self._budgets = mpu_budgets(wave_tokens_max, wave_tokens_min, block_tokens)
         self._wanted_waves = ring + (factor - 1) * stages
         self._larger_after = max(1, ring // 2)
         self._smaller_after = stages
-        self._level = 0 if self._readings.start_at_max else len(self._budgets) - 1
+        self._level = 0
         self._run = 0
-        self._run_target = self._level
+        self._run_larger = False
 
     @property
     def budgets(self) -> tuple[int, ...]:
@@ -167,41 +122,23 @@ class MpuPolicy(WavePolicy):
     def budget(self, view: QueueView) -> int:
         target = self._target(view)
         larger = target < self._level
-        goes_on = self._run > 0 and (
-            target == self._run_target
-            if self._readings.same_target_in_a_row
-            else larger == (self._run_target < self._level)
-        )
         if target == self._level:
             self._run = 0
         else:
-            self._run = self._run + 1 if goes_on else 1
-            self._run_target = target
+            self._run = self._run + 1 if self._run > 0 and larger == self._run_larger else 1
+            self._run_larger = larger
             if self._run >= (self._larger_after if larger else self._smaller_after):
                 self._level = target
                 self._run = 0
         return self._budgets[self._level]
 
     def waves_on_offer(self, view: QueueView, budget: int) -> float:
-        """n(b) of this view, with the readings of this policy."""
-        tokens, sizes = self._counted(view)
-        waves = -(-tokens // budget) if self._readings.whole_waves else tokens / budget
-        large = len(sizes) - bisect_right(sizes, budget / 2)
-        return max(waves, large) + (view.waves_in_flight if self._readings.count_waves_in_flight else 0)
+        """n(b) of this view."""
+        large = len(view.sizes) - bisect_right(view.sizes, budget / 2)
+        return max(view.tokens / budget, large) + view.waves_in_flight
 
     def _target(self, view: QueueView) -> int:
         for level, budget in enumerate(self._budgets):
             if self.waves_on_offer(view, budget) >= self._wanted_waves:
                 return level
         return len(self._budgets) - 1
-
-    def _counted(self, view: QueueView) -> tuple[int, Sequence[int]]:
-        """W and the sizes, ascending."""
-        if self._readings.count_mid_prefill and not self._readings.count_reused:
-            return view.tokens, view.sizes
-        sizes = sorted(
-            request.remaining + (request.reused if self._readings.count_reused and begins else 0)
-            for request in view.requests
-            if (begins := request.position == request.reused) or self._readings.count_mid_prefill
-        )
-        return sum(sizes), sizes

@@ -65,7 +65,7 @@ class PrefillQueue:
 
     def view(self, waves_in_flight: int) -> QueueView:
         """What a policy may see. Valid until the queue changes."""
-        return QueueView(self._works.values(), self._sizes, self._tokens, waves_in_flight)
+        return QueueView(self._sizes, self._tokens, waves_in_flight)
 
     def add(self, grant: GrantId, start: int, end: int) -> None:
         """Append [start, end), start < end, of a grant that is not in the queue."""

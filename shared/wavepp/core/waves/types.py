@@ -152,8 +152,3 @@ class PlannerConfig:
         broken = [rule for holds, rule in rules if not holds]
         if broken:
             raise InvalidInputError(f"wave planner: {'; '.join(broken)} (got {self})")
-
-    @property
-    def wave_rows_max(self) -> int:
-        """The most tokens that any wave has: M of prefill and one for every decode chunk."""
-        return self.wave_tokens_max + self.wave_requests_max

@@ -104,14 +104,6 @@ class EtcdClient:
         response = await self._call(f"put {key}", True, timeout_s, op)
         return int(response.header.revision)
 
-    async def delete(self, key: str, *, timeout_s: float | None = None) -> int:
-        """Delete `key`; returns how many keys there were (0 or 1)."""
-        return await self._delete(key, None, timeout_s)
-
-    async def delete_prefix(self, prefix: str, *, timeout_s: float | None = None) -> int:
-        """Delete every key that begins with `prefix`; returns how many there were."""
-        return await self._delete(prefix, prefix_end(prefix), timeout_s)
-
     async def txn(
         self,
         compares: Sequence[Compare],
@@ -136,18 +128,13 @@ class EtcdClient:
         what = f"txn on {', '.join(o.key for o in then) or 'nothing'}"
         return TxnResult.from_proto(await self._call(what, writes, timeout_s, op))
 
-    async def fenced_put(
-        self, key: str, value: bytes, fences: Sequence[Fence], lease: int = 0, *, timeout_s: float | None = None
-    ) -> int:
-        """Write `value` if every fence holds; returns the revision. Raises FencedError, and then nothing was written.
-
-        After EtcdAmbiguousError read the key back: the write counts only if it is there.
-        """
-        return (await self._fenced([PutOp(key, value, lease)], fences, timeout_s)).revision
-
     async def fenced_delete(self, key: str, fences: Sequence[Fence], *, timeout_s: float | None = None) -> int:
         """Delete `key` if every fence holds; returns the revision. Raises FencedError, and then nothing was deleted."""
-        return (await self._fenced([DeleteOp(key)], fences, timeout_s)).revision
+        compares = [created_at(f.key, f.create_revision) for f in fences]
+        result = await self.txn(compares, [DeleteOp(key)], [GetOp(f.key) for f in fences], timeout_s=timeout_s)
+        if not result.succeeded:
+            check_fences(fences, result.results)
+        return result.revision
 
     async def raise_counter(self, key: str, fences: Sequence[Fence], *, timeout_s: float | None = None) -> int:
         """Add one to the decimal integer at `key` (absent: 0), if every fence holds; returns the new value.
@@ -221,19 +208,6 @@ class EtcdClient:
             raise self._members.failed(member, cause, f"watch {key}") from cause
 
     # ---- inside
-
-    async def _delete(self, key: str, end: bytes | None, timeout_s: float | None) -> int:
-        async def op(member: Member, limit_s: float) -> Any:
-            return await member.kv.delete(encode_key(key), range_end=end, timeout=limit_s)
-
-        return int((await self._call(f"delete {key}", True, timeout_s, op)).deleted)
-
-    async def _fenced(self, ops: Sequence[Op], fences: Sequence[Fence], timeout_s: float | None) -> TxnResult:
-        compares = [created_at(f.key, f.create_revision) for f in fences]
-        result = await self.txn(compares, ops, [GetOp(f.key) for f in fences], timeout_s=timeout_s)
-        if not result.succeeded:
-            check_fences(fences, result.results)
-        return result
 
     async def _call(
         self, what: str, write: bool, timeout_s: float | None, op: Callable[[Member, float], Awaitable[Any]]

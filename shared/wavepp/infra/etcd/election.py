@@ -33,7 +33,7 @@ class Election:
     """One candidate for one key. The key hangs on the session's lease, so it goes when the process goes.
 
     The token is the key's create revision: it grows with every new leader and every write guarded by it
-    (`EtcdClient.fenced_put` with `fence`) is refused once somebody else leads.
+    (a transaction that compares `fence`) is refused once somebody else leads.
     """
 
     def __init__(self, session: Session, key: str, *, reread_s: float = REREAD_S) -> None:

@@ -69,16 +69,12 @@ class CompareTarget(StrEnum):
 
     CREATE_REVISION = "create_revision"
     MOD_REVISION = "mod_revision"
-    VERSION = "version"
-    VALUE = "value"
     LEASE = "lease"
 
 
 _TARGETS = {
     CompareTarget.CREATE_REVISION: PbCompare.CREATE,
     CompareTarget.MOD_REVISION: PbCompare.MOD,
-    CompareTarget.VERSION: PbCompare.VERSION,
-    CompareTarget.VALUE: PbCompare.VALUE,
     CompareTarget.LEASE: PbCompare.LEASE,
 }
 
@@ -89,7 +85,7 @@ class Compare:
 
     key: str
     target: CompareTarget
-    to: int | bytes
+    to: int
 
     def to_proto(self) -> Any:
         """As etcd's `Compare`."""
@@ -106,16 +102,6 @@ def created_at(key: str, revision: int) -> Compare:
 def modified_at(key: str, revision: int) -> Compare:
     """`key` was last written at `revision` (0: it does not exist)."""
     return Compare(key, CompareTarget.MOD_REVISION, revision)
-
-
-def has_version(key: str, version: int) -> Compare:
-    """`key` has been written `version` times since it was created (0: it does not exist)."""
-    return Compare(key, CompareTarget.VERSION, version)
-
-
-def has_value(key: str, value: bytes) -> Compare:
-    """`key` exists and holds `value`."""
-    return Compare(key, CompareTarget.VALUE, value)
 
 
 def has_lease(key: str, lease: int) -> Compare:

@@ -4,51 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
 Config = Mapping[str, Any]
-
-
-class CacheKind(StrEnum):
-    """How a layer remembers: `kv` in paged blocks, `state` in a recurrent state with snapshots."""
-
-    KV = "kv"
-    STATE = "state"
-
-
-@dataclass(frozen=True, slots=True)
-class PoolEntry:
-    """One array of a layer's pool: `shape` elements for every token (kv) or for every slot (state)."""
-
-    name: str
-    shape: tuple[int, ...]
-
-    def elements(self) -> int:
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """The cache of one layer."""
-
-    kind: CacheKind
-    entries: tuple[PoolEntry, ...]
-
-    def elements(self) -> int:
-        """Elements for one token (kv) or one slot (state)."""
-        return sum(entry.elements() for entry in self.entries)
-
-
-@dataclass(frozen=True, slots=True)
-class BoundaryTensor:
-    """A tensor that crosses a cut, `row_shape` elements for every token, in the compute dtype."""
-
-    name: str
-    row_shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +49,7 @@ class ModelAdapter(Protocol):
 
     def shape(self, config: Config) -> ModelShape: ...
 
-    def layer_cache(self, shape: ModelShape, layer: int) -> LayerCache: ...
-
     def layer_work(self, shape: ModelShape, layer: int) -> LayerWork: ...
-
-    def boundary(self, shape: ModelShape, cut: int) -> tuple[BoundaryTensor, ...]:
-        """What crosses a cut before layer `cut`."""
-        ...
 
     def legal_cuts(self, shape: ModelShape) -> frozenset[int]:
         """Layers before which the model may be cut (never 0, never the number of layers)."""

@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wavepp.stage.model.adapters.base import (
-    BoundaryTensor,
-    CacheKind,
     Config,
-    LayerCache,
     LayerWork,
     ModelShape,
-    PoolEntry,
 )
 from wavepp.stage.model.errors import CheckpointError, UnsupportedModelError
 
@@ -68,20 +64,11 @@ class DenseAdapter:
             tied_head=bool(config.get("tie_word_embeddings", False)),
         )
 
-    def layer_cache(self, shape: ModelShape, layer: int) -> LayerCache:
-        """See ModelAdapter."""
-        entry = (shape.kv_heads, shape.head_dim)
-        return LayerCache(CacheKind.KV, (PoolEntry("key", entry), PoolEntry("value", entry)))
-
     def layer_work(self, shape: ModelShape, layer: int) -> LayerWork:
         """See ModelAdapter."""
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         weights = shape.hidden * (2 * queries + 2 * keys + 3 * shape.intermediate)
         return LayerWork(per_token=2.0 * weights, per_token_key=4.0 * queries)
-
-    def boundary(self, shape: ModelShape, cut: int) -> tuple[BoundaryTensor, ...]:
-        """See ModelAdapter."""
-        return (BoundaryTensor("hidden", (shape.hidden,)),)
 
     def legal_cuts(self, shape: ModelShape) -> frozenset[int]:
         """See ModelAdapter."""
