@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -13,6 +13,12 @@ from tokenizers import Tokenizer
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.tokens import encode_tokens
 from wavepp.infra.errors import StartupError
+
+UNREADABLE: Final = "\N{REPLACEMENT CHARACTER}"
+"""What decoders give for bytes that are no character, or not yet."""
+HELD_TOKENS_MAX: Final = 16
+"""So many tokens wait for the end of a character. It has at most 4 bytes, so no more than 4 tokens that are not skipped
+are waited for with reason."""
 
 
 class TextCodec:
@@ -64,27 +70,50 @@ class TextCodec:
 
 
 class StreamDecoder:
-    """Text of a growing list of tokens, in pieces that never split a character."""
+    """Text of a growing list of tokens, in pieces that never split a character.
+
+    The pieces together are what `TextCodec.decode` gives for all tokens, without an unfinished character at the end.
+    One exception: a byte-fallback decoder makes a whole run of bytes unreadable when the run ends up broken, and
+    characters of the run that were told by then stay told.
+    """
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
-        self._tokens: list[int] = []
-        self._told_tokens = 0
-        self._told = ""
+        # The tokens of the last piece: decoders treat the first token of a text differently from those after it.
+        self._context: list[int] = []
+        self._context_text = ""
+        self._held: list[int] = []
 
     def push(self, token: int) -> str:
-        """The new text after one more token; empty while a character is incomplete."""
-        self._tokens.append(token)
-        # Decoding starts a few tokens back: enough for the tokenizer's context, and constant work for each token.
-        text = self._codec.decode(self._tokens)
-        if text.endswith("�"):
+        """The new text after one more token; empty while a character is incomplete. Bounded work for each token."""
+        self._held.append(token)
+        new = self._added_by(self._held)
+        if (not new or new.endswith(UNREADABLE)) and len(self._held) < HELD_TOKENS_MAX:
             return ""
-        new = text[len(self._told) :]
-        self._told = text
-        if len(self._tokens) > 32:
-            self._tokens = self._tokens[-8:]
-            self._told = self._codec.decode(self._tokens)
-        return new
+        ready = self._ready(new)
+        told, self._held = self._held[:ready], self._held[ready:]
+        piece = self._added_by(told)
+        if piece:
+            self._context, self._context_text = told, self._codec.decode(told)
+        return piece
+
+    def _added_by(self, tokens: list[int]) -> str:
+        """The text of `tokens` after the context."""
+        text = self._codec.decode(self._context + tokens)
+        if text.startswith(self._context_text):
+            return text[len(self._context_text) :]
+        # Bytes that made characters have become part of a broken run. Told is told: what is new stands alone.
+        return self._codec.decode(tokens)
+
+    def _ready(self, new: str) -> int:
+        """How many held tokens, whose text is `new`, come before the character that may still be completed."""
+        if new.endswith(UNREADABLE):
+            for ready in range(len(self._held) - 1, 0, -1):
+                rest = self._codec.decode(self._held[ready:])
+                # A cut within a character makes two unreadable parts of one.
+                if rest and self._added_by(self._held[:ready]) + rest == new:
+                    return ready
+        return len(self._held)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
