@@ -17,8 +17,8 @@ from wavepp.infra.metrics import Metrics
 from wavepp.infra.telemetry import Telemetry, TracingOptions, setup_telemetry
 from wavepp.router import tracing as tracing_module
 from wavepp.router.engine import Engine
-from wavepp.router.gauges import export_gauges
 from wavepp.router.leadership import Leadership
+from wavepp.router.metrics import export_metrics
 from wavepp.router.tracing import Tracing
 
 ENGINE = cast(Engine, SimpleNamespace(wall_ns=lambda ms: int(ms * 1e6)))
@@ -72,9 +72,9 @@ async def test_traces_that_nobody_wrote_in_time_end_and_are_counted(
 ) -> None:
     monkeypatch.setattr(tracing_module, "FINISHED_MAX", 1)
     tracing, metrics = Tracing(telemetry), Metrics()
-    export_gauges(metrics, cast(Leadership, SimpleNamespace(engine=None, leading=True)), tracing)
+    export_metrics(metrics, cast(Leadership, SimpleNamespace(engine=None, leading=True)), tracing)
     for _ in range(3):
         tracing.begin("", "a").finished(OUTCOME, (), ENGINE)
-    assert metrics.registry.get_sample_value("wavepp_traces_dropped_traces") == 2
+    assert metrics.registry.get_sample_value("wavepp_dropped_traces_total") == 2
     telemetry.shutdown()
     assert [span.name for span in spans.get_finished_spans()] == ["prefill", "prefill"]

@@ -19,7 +19,7 @@ def fetch(port: int) -> str:
 
 async def test_endpoint_serves_named_metrics_and_the_process_own() -> None:
     metrics = Metrics()
-    metrics.counter("prefill", "tokens", "Tokens.", ["stage"]).labels("0").inc(5)
+    metrics.counter("prefill", "tokens", "Tokens.", lambda: 5)
     metrics.gauge("queue", "requests", "Waiting.").set(2)
     metrics.histogram("step", "seconds", "Steps.", buckets=(0.1, 1.0)).observe(0.5)
     port = metrics.serve("127.0.0.1", 0)
@@ -28,12 +28,32 @@ async def test_endpoint_serves_named_metrics_and_the_process_own() -> None:
     finally:
         metrics.close()
     for line in (
-        'wavepp_prefill_tokens_total{stage="0"} 5.0',
+        "# TYPE wavepp_prefill_tokens_total counter",
+        "wavepp_prefill_tokens_total 5.0",
         "wavepp_queue_requests 2.0",
         'wavepp_step_seconds_bucket{le="1.0"} 1.0',
         "process_resident_memory_bytes ",
     ):
         assert line in text
+
+
+def test_a_counter_says_what_its_owner_has_counted_by_then() -> None:
+    counted = {"sent": 0, "received": 7}
+    metrics = Metrics()
+    reads = {"sent": lambda: counted["sent"], "received": lambda: counted["received"]}
+    metrics.counter("link", "frames", "Frames.", reads, "direction")
+    found = metrics.registry.get_sample_value
+    assert found("wavepp_link_frames_total", {"direction": "sent"}) == 0
+    counted["sent"] = 3
+    assert found("wavepp_link_frames_total", {"direction": "sent"}) == 3
+    assert found("wavepp_link_frames_total", {"direction": "received"}) == 7
+
+
+def test_a_name_can_be_given_once() -> None:
+    metrics = Metrics()
+    metrics.counter("done", "waves", "Waves.", lambda: 0)
+    with pytest.raises(ValueError, match="wavepp_done_waves_total"):
+        metrics.counter("done", "waves", "Waves.", lambda: 0)
 
 
 def test_endpoint_answers_while_the_event_loop_is_blocked() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
 from wavepp.infra.tasks import TaskOwner
-from wavepp.stage.links.base import Transport
-from wavepp.stage.links.errors import LinkConnectError
+from wavepp.stage.links.base import LinkCounters, Transport
+from wavepp.stage.links.errors import LinkConnectError, LinkLostError, LossReason
 from wavepp.stage.neighbours import Neighbours
 
 LIMIT_S = 5.0
@@ -31,12 +31,16 @@ class Scripted:
         self.reachable = asyncio.Event()
         self.connecting = asyncio.Event()
         self.refused = 0
+        self.links: list[SimpleNamespace] = []
         self._closed = asyncio.Event()
 
     async def connect(self, _address: str, _hello: object, _timeout_s: float) -> Any:
         self.connecting.set()
         await self.reachable.wait()
-        return SimpleNamespace(closed=asyncio.get_running_loop().create_future(), abort=lambda _reason: None)
+        closed = asyncio.get_running_loop().create_future()
+        link = SimpleNamespace(closed=closed, counters=LinkCounters(), abort=lambda _reason: None)
+        self.links.append(link)
+        return link
 
     def listen(self, _check: object, *, host: str, port: int) -> Scripted:
         return self
@@ -105,3 +109,18 @@ async def test_a_closed_listener_is_not_asked_for_links(bench: Bench) -> None:
     await asyncio.sleep(0)
     await bench.neighbours.close()
     assert bench.transport.refused == 0
+
+
+async def test_totals_go_on_when_a_new_link_takes_the_place_of_one_that_broke(bench: Bench) -> None:
+    neighbours, transport = bench.neighbours, bench.transport
+    transport.reachable.set()
+    for epoch in (1, 2, 3):
+        neighbours.set_epoch(PipelineEpoch(epoch), "tcp://next", "next-1")
+        await bench.ready.get()
+        transport.links[-1].counters.frames_sent += 10
+        transport.links[-1].counters.credit_waits += 1
+        assert neighbours.counters == LinkCounters(frames_sent=10 * epoch, credit_waits=epoch)
+        transport.links[-1].closed.set_result(LinkLostError(LossReason.CUT, "pulled"))
+        await turns()
+        assert neighbours.counters == LinkCounters(frames_sent=10 * epoch, credit_waits=epoch)
+    assert len(transport.links) == 3

@@ -19,8 +19,8 @@ from wavepp.router.admin import AdminServicer
 from wavepp.router.config import RouterConfig
 from wavepp.router.errors import STATUS
 from wavepp.router.front_door import PrefillServicer
-from wavepp.router.gauges import export_gauges
 from wavepp.router.leadership import Leadership
+from wavepp.router.metrics import export_metrics
 from wavepp.router.tokenizer import TextCodec
 from wavepp.router.tracing import Tracing
 from wavepp.v1 import prefill_pb2_grpc
@@ -53,7 +53,7 @@ async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
             admin.address = config.advertised(port)
             post = Post(leadership.keys.router, admin.address, own_address=config.advertise_address is None)
             metrics_port = metrics.serve(config.bind_host, config.metrics_port) if config.metrics_port >= 0 else -1
-            export_gauges(metrics, leadership, tracing)
+            export_metrics(metrics, leadership, tracing)
             tasks.spawn(watch_loop_lag(metrics), "loop-lag", endless=True)
             tasks.spawn(leadership.watch_stages(), "watch-stages", endless=True)
             tasks.spawn(leadership.directory.follow(), "follow-directory", endless=True)

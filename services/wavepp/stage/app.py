@@ -16,11 +16,11 @@ from wavepp.infra.registration import StageRegistration
 from wavepp.infra.rpc import RpcServer
 from wavepp.infra.tasks import TaskOwner
 from wavepp.stage.config import StageConfig
-from wavepp.stage.gauges import export_gauges
 from wavepp.stage.links.base import LinkOptions
 from wavepp.stage.links.errors import LinkError
 from wavepp.stage.links.registry import make_transport
 from wavepp.stage.membership import Membership
+from wavepp.stage.metrics import export_metrics
 from wavepp.stage.model.base import ModelFacts, StageModel
 from wavepp.stage.model.errors import ModelError
 from wavepp.stage.model.factory import ModelOptions, open_stage_model, plan_model
@@ -93,7 +93,7 @@ async def _serve(
         raise StartupError(f"cannot listen for links: {error}") from error
     metrics_port = metrics.serve(config.bind_host, config.metrics_port) if config.metrics_port >= 0 else -1
     tasks.spawn(watch_loop_lag(metrics), "loop-lag", endless=True)
-    export_gauges(metrics, worker)
+    export_metrics(metrics, worker)
     membership = Membership(
         client,
         PipelineKeys(config.cluster, config.pipeline),

@@ -45,6 +45,8 @@ class Executor:
         self._jobs: queue.SimpleQueue[ExecutorJob | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
         self.busy_ns = 0
+        self.tokens = 0
+        """Of all steps, failed ones included."""
         self._thread.start()
 
     def submit(self, job: ExecutorJob) -> None:
@@ -61,7 +63,6 @@ class Executor:
             start_ns, began = time.time_ns(), time.perf_counter_ns()
             result, error = self._attempt(work.job)
             duration_ns = time.perf_counter_ns() - began
-            self.busy_ns += duration_ns
             step = StepTime(
                 self._stage,
                 start_ns,
@@ -69,6 +70,8 @@ class Executor:
                 max(0, start_ns - work.arrived_ns),
                 sum(c.length for c in work.job.chunks),
             )
+            self.busy_ns += duration_ns
+            self.tokens += step.tokens
             done = self._done(work, step, result, error)
             try:
                 self._loop.call_soon_threadsafe(self._on_done, done)

@@ -21,7 +21,7 @@ from wavepp.core.wire.hello import Hello
 from wavepp.core.wire.wave_header import FrameHeader
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.tasks import TaskOwner
-from wavepp.stage.links.base import Link, LinkListener, Transport
+from wavepp.stage.links.base import Link, LinkCounters, LinkListener, Transport
 from wavepp.stage.links.errors import HelloRefusedError, LinkConnectError, LinkLostError
 
 _log = logging.getLogger(__name__)
@@ -68,6 +68,8 @@ class Neighbours:
         self._outgoing_changed = asyncio.Event()
         self._wants_wave = asyncio.Event()
         self._wants_wave.set()
+        # The links that ended, summed up, and then each one that lives. Replaced as a whole: other threads read it.
+        self._counters: tuple[LinkCounters, ...] = (LinkCounters(),)
 
     async def start(self, host: str, port: int) -> str:
         """Listen for the stage before; returns the address to publish (empty on stage 0)."""
@@ -90,6 +92,21 @@ class Neighbours:
         if not self._last:
             parts.append(("out", self._after))
         return ", ".join(f"{way}: {'up' if link and not link.closed.done() else 'down'}" for way, link in parts)
+
+    # ---- totals ----
+
+    @property
+    def counters(self) -> LinkCounters:
+        """The totals of all links that there have been. May be read from any thread."""
+        return sum(self._counters, LinkCounters())
+
+    def _count(self, link: Link) -> None:
+        self._counters = (*self._counters, link.counters)
+        link.closed.add_done_callback(lambda _: self._sum_up(link.counters))
+
+    def _sum_up(self, ended: LinkCounters) -> None:
+        past, *others = self._counters
+        self._counters = (past + ended, *(each for each in others if each is not ended))
 
     # ---- epochs ----
 
@@ -139,6 +156,7 @@ class Neighbours:
                 await asyncio.sleep(backoff.next_s())
                 continue
             self._after = link
+            self._count(link)
             self._tasks.spawn(self._send(link), "link-send")
             self._tasks.spawn(self._watch_next(link), "link-watch")
             self._on_ready(epoch)
@@ -212,6 +230,7 @@ class Neighbours:
                 _log.warning("a link was not accepted: %s", error)
                 continue
             previous, self._before = self._before, link
+            self._count(link)
             if previous is not None:
                 previous.abort("replaced by a newer link")
             self._tasks.spawn(self._receive(link), "link-receive")

@@ -70,7 +70,6 @@ class StageWorker:
             on_ready=lambda epoch: self.apply(sm.LinksReady(epoch)),
             on_lost=self._link_lost,
         )
-        self.tokens_done = 0
 
     # ---- identity ----
 
@@ -141,7 +140,6 @@ class StageWorker:
             case sm.SendWave():
                 self.neighbours.send(instruction)
             case sm.ReportWave():
-                self.tokens_done += instruction.steps[-1].tokens if instruction.steps else 0
                 self.control.put(control.encode_wave_done(instruction))
             case sm.ReportStep():
                 self.control.put(control.encode_step_done(instruction))

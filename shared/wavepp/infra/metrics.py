@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
     GCCollector,
     Histogram,
@@ -19,6 +18,8 @@ from prometheus_client import (
     ProcessCollector,
     start_http_server,
 )
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from wavepp.infra.errors import StartupError
 
@@ -26,23 +27,30 @@ PREFIX: Final = "wavepp"
 LOOP_LAG_PERIOD_S: Final = 0.25
 _LAG_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
+Read = Callable[[], float]
+"""Looks at a number when it is scraped. Called from the metrics thread, so it may read only."""
+
 
 class Metrics:
     """The metrics of one process, each named `wavepp_<name>_<unit>` (a counter's name ends in `_total` too).
 
-    Beside them stand the client library's own `process_*` and `python_*`, under their usual names.
+    A name that is the unit, or ends in it, is not followed by it again. Beside these stand the client library's own
+    `process_*` and `python_*`, under their usual names.
     """
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry(auto_describe=True)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
         self._server: tuple[WSGIServer, threading.Thread] | None = None
 
-    def counter(self, name: str, unit: str, text: str, labels: Sequence[str] = ()) -> Counter:
-        """A number that only grows: `wavepp_<name>_<unit>_total`."""
-        return Counter(name, text, labels, namespace=PREFIX, unit=unit, registry=self.registry)
+    def counter(self, name: str, unit: str, text: str, read: Read | Mapping[str, Read], label: str = "") -> None:
+        """A number that only grows, kept by its owner: `wavepp_<name>_<unit>_total`.
+
+        With a `label`, `read` has one function for each of the label's values.
+        """
+        self.registry.register(_ReadCounter(name, unit, text, {"": read} if callable(read) else read, label))
 
     def gauge(self, name: str, unit: str, text: str, labels: Sequence[str] = ()) -> Gauge:
         """A number that goes up and down: `wavepp_<name>_<unit>`."""
@@ -71,6 +79,23 @@ class Metrics:
             server[0].shutdown()
             server[0].server_close()
             server[1].join()
+
+
+class _ReadCounter(Collector):
+    """What `Metrics.counter` registers."""
+
+    def __init__(self, name: str, unit: str, text: str, reads: Mapping[str, Read], label: str) -> None:
+        self._name = f"{PREFIX}_{name}"
+        self._unit = unit
+        self._text = text
+        self._reads = reads
+        self._labels = [label] if label else []
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels, unit=self._unit)
+        for value, read in self._reads.items():
+            family.add_metric([value] if self._labels else [], read())
+        yield family
 
 
 async def watch_loop_lag(metrics: Metrics, period_s: float = LOOP_LAG_PERIOD_S) -> None:

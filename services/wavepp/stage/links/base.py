@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -76,6 +76,10 @@ class LinkCounters:
     bytes_received: int = 0
     credit_waits: int = 0
     """Sends that had to wait because the receiver had FRAMES_UNREAD_MAX frames unread."""
+
+    def __add__(self, other: LinkCounters) -> LinkCounters:
+        """The totals of both."""
+        return LinkCounters(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
 
 class Link(Protocol):

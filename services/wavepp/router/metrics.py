@@ -10,8 +10,8 @@ from wavepp.router.leadership import Leadership
 from wavepp.router.tracing import Tracing
 
 
-def export_gauges(metrics: Metrics, leadership: Leadership, tracing: Tracing) -> None:
-    """Register gauges that look at the dispatcher at scrape time (from the metrics thread: plain reads)."""
+def export_metrics(metrics: Metrics, leadership: Leadership, tracing: Tracing) -> None:
+    """Register metrics that look at the dispatcher at scrape time (from the metrics thread: plain reads)."""
 
     def read(of: Callable[[Dispatcher], int]) -> Callable[[], float]:
         return lambda: float(of(leadership.engine.dispatcher)) if leadership.engine else 0.0
@@ -20,16 +20,14 @@ def export_gauges(metrics: Metrics, leadership: Leadership, tracing: Tracing) ->
     requests.labels("queued").set_function(read(lambda d: d.queued))
     requests.labels("admitting").set_function(read(lambda d: d.admitting))
     requests.labels("running").set_function(read(lambda d: d.running))
-    ended = metrics.gauge("requests_ended", "requests", "Requests ended since the start, by outcome.", ["outcome"])
-    ended.labels("done").set_function(read(lambda d: d.requests_done))
-    ended.labels("failed").set_function(read(lambda d: d.requests_failed))
+    ended = {"done": read(lambda d: d.requests_done), "failed": read(lambda d: d.requests_failed)}
+    metrics.counter("ended", "requests", "Requests ended, by outcome.", ended, "outcome")
     waves = metrics.gauge("waves_in_flight", "waves", "Waves issued and not done.")
     waves.set_function(read(lambda d: d.waves_in_flight))
-    done = metrics.gauge("waves_done", "waves", "Waves done since the start.")
-    done.set_function(read(lambda d: d.waves_done))
+    metrics.counter("done", "waves", "Waves done.", read(lambda d: d.waves_done))
     epoch = metrics.gauge("pipeline_epoch", "number", "The pipeline epoch that all stages hold.")
     epoch.set_function(read(lambda d: d.epoch))
     leading = metrics.gauge("leading", "bool", "1 while this router leads its pipeline.")
     leading.set_function(lambda: float(leadership.leading))
-    dropped = metrics.gauge("traces_dropped", "traces", "Traces that lack their inner spans: too many waited.")
-    dropped.set_function(lambda: float(tracing.dropped))
+    text = "Traces that lack their inner spans: too many waited, or they could not be written."
+    metrics.counter("dropped", "traces", text, lambda: tracing.dropped)
