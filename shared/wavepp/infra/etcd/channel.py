@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import grpc
-from etcd3aio._protobuf import LeaseKeepAliveRequest, LeaseStub, WatchRequest, WatchStub
-from etcd3aio.errors import EtcdError as LibraryError
+from etcd3aio import EtcdError as LibraryError
 from etcd3aio.kv import KVService
 from etcd3aio.lease import LeaseService
 
 from wavepp.core.limits import MESSAGE_BYTES_MAX
 from wavepp.infra.etcd.errors import EtcdError, EtcdNotSentError, EtcdRequestError, EtcdUnavailableError, classify
+from wavepp.infra.etcd.messages import LeaseKeepAliveRequest, WatchRequest, open_stream
 
 T = TypeVar("T")
 
@@ -59,12 +59,12 @@ class Member:
         self.endpoint = endpoint
         self.kv = KVService(self.channel, max_attempts=1)
         self.lease = LeaseService(self.channel, max_attempts=1)
-        self._lease_stub: Any = LeaseStub(self.channel)
-        self._watch_stub: Any = WatchStub(self.channel)
+        self._keep_alive = open_stream(self.channel, "Lease", "LeaseKeepAlive")
+        self._watch = open_stream(self.channel, "Watch", "Watch")
 
     async def renew(self, lease: int, limit_s: float) -> Any:
         """One renewal on a stream of its own; returns etcd's answer."""
-        call = self._lease_stub.LeaseKeepAlive(metadata=_STREAM_METADATA, timeout=limit_s)
+        call = self._keep_alive(metadata=_STREAM_METADATA, timeout=limit_s)
         try:
             async with asyncio.timeout(limit_s):
                 await call.write(LeaseKeepAliveRequest(ID=lease))
@@ -74,7 +74,7 @@ class Member:
 
     async def watch(self, request: Any, limit_s: float) -> AsyncGenerator[Any, None]:
         """The answers to one watch. The first must come within `limit_s`; a silent stream after it is healthy."""
-        call = self._watch_stub.Watch(metadata=_STREAM_METADATA)
+        call = self._watch(metadata=_STREAM_METADATA)
         try:
             async with asyncio.timeout(limit_s):
                 await call.write(WatchRequest(create_request=request))

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Final, Self
 
 import grpc
-from etcd3aio._protobuf import WatchCreateRequest
 
 from wavepp.infra.etcd.channel import EtcdTls, Member, Members
 from wavepp.infra.etcd.errors import (
@@ -17,6 +16,7 @@ from wavepp.infra.etcd.errors import (
     EtcdUnavailableError,
     FencedError,
 )
+from wavepp.infra.etcd.messages import WatchCreateRequest
 from wavepp.infra.etcd.types import (
     TXN_OPS_MAX,
     Compare,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import grpc
-from etcd3aio.errors import EtcdError as LibraryError
+from etcd3aio import EtcdError as LibraryError
 
 from wavepp.core.errors import WaveppError
 

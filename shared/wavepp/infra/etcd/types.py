@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from etcd3aio._protobuf import Compare as PbCompare
-from etcd3aio._protobuf import DeleteRangeRequest, PutRequest, RangeRequest, RequestOp
-from etcd3aio.kv import prefix_range_end
+from etcd3aio import prefix_range_end
+
+from wavepp.infra.etcd.messages import CompareMessage, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp
 
 TXN_OPS_MAX = 128
 """etcd's own default limit of operations (and of compares) in one transaction."""
@@ -73,9 +73,9 @@ class CompareTarget(StrEnum):
 
 
 _TARGETS = {
-    CompareTarget.CREATE_REVISION: PbCompare.CREATE,
-    CompareTarget.MOD_REVISION: PbCompare.MOD,
-    CompareTarget.LEASE: PbCompare.LEASE,
+    CompareTarget.CREATE_REVISION: CompareMessage.CREATE,
+    CompareTarget.MOD_REVISION: CompareMessage.MOD,
+    CompareTarget.LEASE: CompareMessage.LEASE,
 }
 
 
@@ -89,7 +89,7 @@ class Compare:
 
     def to_proto(self) -> Any:
         """As etcd's `Compare`."""
-        compare = PbCompare(key=encode_key(self.key), target=_TARGETS[self.target], result=PbCompare.EQUAL)
+        compare = CompareMessage(key=encode_key(self.key), target=_TARGETS[self.target], result=CompareMessage.EQUAL)
         setattr(compare, self.target.value, self.to)
         return compare
 
