@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,45 +10,22 @@ from typer.testing import CliRunner
 from wavepp.cli.main import app
 from wavepp.cli.sim.sim import progress_bar
 
-SMALL_GRID = (
-    "sim",
-    "grid",
-    "--stages",
-    "1",
-    "--concurrency",
-    "1",
-    "--seeds",
-    "1",
-    "--requests",
-    "2",
-    "--workload",
-    "4K on 36",
-)
-
 
 def ask(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, list(arguments))
     return result.exit_code, result.output
 
 
-def test_a_grid_prints_a_table_and_verdicts_and_writes_json_and_a_picture(tmp_path: Path) -> None:
-    out = tmp_path / "grid"
-    small = ("--workload", "4K on 36K", "--stages", "4", "--concurrency", "1,2", "--seeds", "1", "--requests", "4")
-    code, said = ask("sim", "grid", *small, "--jobs", "1", "--out", str(out))
-    assert code == 0, said
-    assert "kimi-k3-gb300-pp8" in said
-    assert "Fitted, not measured here" in said
-    assert "cost, throughput >= 0.99 of the better of static and mpu: 2 of 2 cells" in said
-    content = json.loads((out / "grid.json").read_text())
-    assert [cell["concurrency"] for cell in content["cells"]] == [1, 2]
-    assert (out / "utilisation-pp4.svg").read_text().startswith("<?xml")
-
-
 def test_waves_are_drawn_and_the_time_of_the_slowest_stage_is_explained(tmp_path: Path) -> None:
-    code, said = ask("sim", "waves", "--stages", "4", "--concurrency", "2", "--out", str(tmp_path / "waves.svg"))
+    out = tmp_path / "waves.svg"
+    small = ("--stages", "4", "--concurrency", "2", "--out", str(out))
+    code, said = ask("sim", "waves", *small)
     assert code == 0, said
     assert "starved" in said
-    assert (tmp_path / "waves.svg").exists()
+    assert all(f">{policy}: utilisation " in out.read_text() for policy in ("static", "mpu", "cost"))
+    code, said = ask("sim", "waves", *small, "--policies", "static,cost")
+    assert code == 0, said
+    assert "mpu" not in said + out.read_text()
 
 
 def test_profiles_say_where_they_come_from() -> None:
@@ -83,11 +59,6 @@ def test_progress_without_a_terminal_is_a_line_for_every_tenth(capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("sim", "grid", "--profile", "nothing"), "profile 'nothing' is neither a file nor one of"),
-        (("sim", "grid", "--stages", "0"), "every number must be 1 to 64"),
-        (("sim", "grid", "--stages", "a"), "it must be numbers like 4,8,16"),
-        (("sim", "grid", "--workload", "nothing"), "no workload has 'nothing' in its name"),
-        (("sim", "grid", "--rules", "mine"), "--rules is router or paper"),
         (("plan",), "say either --workload NAME or --prompt TOKENS"),
         (("plan", "--prompt", "10", "--cached", "10"), "must be below --prompt 10"),
         (("plan", "--prompt", "100", "--devices", "6", "--stages", "4"), "cannot be split into pipelines"),
@@ -99,7 +70,7 @@ def test_progress_without_a_terminal_is_a_line_for_every_tenth(capsys: pytest.Ca
             "so give --stages 8 or a profile",
         ),
         (("sim", "waves", "--out", "w.xyz"), "give a name that ends in .svg"),
-        ((*SMALL_GRID, "--out", "/proc"), "cannot write /proc/grid.json"),
+        (("sim", "waves", "--out", "w.svg", "--policies", "best"), "give some of static,mpu,cost"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(arguments: tuple[str, ...], problem: str) -> None:

@@ -31,6 +31,7 @@ REFUSED = [
     ("services reach a stage's cache and the wave planner by their doors only", "router.app", "core.waves.target"),
     ("no service imports another", "router.app", "stage.config"),
     ("no service imports another", "cli.main", "router.config"),
+    ("the package does without perf/", "sim.advice", "perf"),
     ("the core does no input or output", "core.router.dispatcher", "asyncio"),
     ("the core does no input or output", "core.stage.sequencer", "torch"),
 ]
@@ -68,7 +69,7 @@ def test_every_module_of_the_cache_and_the_planner_is_a_door_or_shut() -> None:
 
 @pytest.mark.parametrize(("name", "importer", "imported"), REFUSED)
 def test_a_contract_refuses_what_it_is_for(name: str, importer: str, imported: str, graph: grimp.ImportGraph) -> None:
-    if imported not in ("asyncio", "torch"):
+    if imported not in ("asyncio", "torch", "perf"):
         imported = f"wavepp.{imported}"
     assert f"wavepp.{importer}" in graph.modules
     assert imported in graph.modules

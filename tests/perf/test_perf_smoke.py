@@ -10,15 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from perf.load import Prompts
+from perf.prefill import MESH, Series, goals_of, ratio_rows
+from perf.report import Goal, table
+from perf.stats import Step, percentile, spread, utilisation
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))  # perf/ is not part of the distribution
-
-from perf.load import Prompts  # noqa: E402
-from perf.prefill import MESH, Series, goals_of, ratio_rows  # noqa: E402
-from perf.report import Goal, table  # noqa: E402
-from perf.stats import Step, percentile, spread, utilisation  # noqa: E402
-
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 
 

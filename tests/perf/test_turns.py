@@ -9,9 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from perf.turns import Side, by_turns
 
 COUNT = "import sys\nfor _ in range(int(sys.argv[1])): sum(range(20_000))"

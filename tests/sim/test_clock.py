@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wavepp.core.errors import InvariantError
-from wavepp.sim.clients import ClosedLoop, poisson, replay
+from wavepp.sim.clients import ClosedLoop, replay
 from wavepp.sim.clock import VirtualClock
 
 
@@ -73,19 +73,6 @@ def test_a_closed_loop_asks_again_once_for_every_answer() -> None:
     clock.at(7.0, loop.answered)
     clock.run(never)
     assert asked == [(0.0, 0), (0.0, 1), (0.0, 2), (7.0, 3)]
-
-
-def test_poisson_clients_come_at_the_rate_and_the_same_with_the_same_seed() -> None:
-    def arrivals(seed: int) -> list[float]:
-        clock, asked = VirtualClock(), list[float]()
-        poisson(clock, iter(range(5000)), 20.0, 2000, lambda ask: asked.append(clock.now_ms), seed)
-        clock.run(never)
-        return asked
-
-    first = arrivals(1)
-    assert first == arrivals(1) != arrivals(2)
-    assert len(first) == 2000
-    assert first[-1] / 2000 == pytest.approx(50.0, rel=0.1)
 
 
 def test_a_trace_is_replayed_at_its_times_and_faster_if_wanted() -> None:

@@ -9,37 +9,9 @@ from typer.testing import CliRunner
 
 from wavepp.cli.main import app
 from wavepp.core.errors import InvalidInputError
-from wavepp.sim.clients import poisson
-from wavepp.sim.clock import VirtualClock
 from wavepp.sim.profile import load_profile
 from wavepp.sim.results import Finished, Log
-from wavepp.sim.retention import Retention
 from wavepp.sim.workload import cold
-
-
-def ranks(values: list[float]) -> list[int]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    return [order.index(at) for at in range(len(values))]
-
-
-def test_when_somebody_asks_says_nothing_about_what_is_asked_for() -> None:
-    count, clock, times = 300, VirtualClock(), list[float]()
-    asks = Retention(64, 4096, 512, 1.0).asks(count, 512, 1)
-    poisson(clock, asks, 1.0, count, lambda ask: times.append(clock.now_ms), 1)
-    clock.run(lambda: False)
-    gaps = [after - before for before, after in zip([0.0, *times], times, strict=False)]
-    documents = [float("".join(filter(str.isdigit, ask.kind))) for ask in asks]
-    left, right = ranks(gaps), ranks(documents)
-    mean = (count - 1) / 2
-    covariance = sum((a - mean) * (b - mean) for a, b in zip(left, right, strict=True))
-    assert abs(covariance / sum((a - mean) ** 2 for a in left)) < 0.2
-
-
-def test_arrivals_begin_when_they_are_told_to() -> None:
-    clock, times = VirtualClock(), list[float]()
-    poisson(clock, range(5), 1e5, 5, lambda ask: times.append(clock.now_ms), 1, start_ms=50.0)
-    clock.run(lambda: False)
-    assert min(times) >= 50.0
 
 
 def test_who_ended_in_the_wave_of_the_last_that_does_not_count_does_not_count() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -13,7 +14,7 @@ from wavepp.core.waves.cost import StageCost, amount, total
 from wavepp.core.waves.cost_policy import CostPolicy
 from wavepp.core.waves.policies import MpuPolicy, StaticPolicy, WavePolicy
 from wavepp.core.waves.types import PlannerConfig
-from wavepp.sim.clients import ClosedLoop, poisson
+from wavepp.sim.clients import ClosedLoop, replay
 from wavepp.sim.results import Finished, Log, quantile
 from wavepp.sim.schedule import Delays, ScheduleSim
 from wavepp.sim.stages import TimedStages
@@ -56,7 +57,8 @@ def test_the_same_run_gives_the_same_log(name: str) -> None:
 def test_every_request_is_served_once_and_all_its_tokens_go_through_every_stage(name: str) -> None:
     sim = simulation(POLICIES[name]())
     asks = [ask for _, ask in zip(range(80), mixed(20_000).asks(2), strict=False)]
-    poisson(sim.clock, asks, 2.0, len(asks), sim.submit, seed=3)
+    draw = random.Random(3)
+    replay(sim.clock, [(draw.uniform(0.0, 40_000.0), ask) for ask in asks], 1.0, sim.submit)
     sim.clock.run(lambda: False)
     sim.dispatcher.validate()
     assert sim.dispatcher.idle

@@ -13,7 +13,7 @@ from wavepp.cli.local.options import UpOptions
 from wavepp.cli.mesh import health, prefill, status, trace
 from wavepp.cli.models import model
 from wavepp.cli.sim import plan, sim
-from wavepp.cli.sim import pools as sim_pools
+from wavepp.cli.sim import trace as sim_trace
 
 # Rich's tracebacks would print the values of local variables: prompts and salts among them.
 app = typer.Typer(
@@ -28,8 +28,7 @@ app.command("status")(status.status)
 app.command("trace")(trace.trace)
 app.command("health")(health.health)
 app.add_typer(model.app, name="model")
-sim.app.command("trace")(sim_pools.trace)
-sim.app.command("retention")(sim_pools.retention)
+sim.app.command("trace")(sim_trace.trace)
 app.add_typer(sim.app, name="sim")
 app.command("plan")(plan.plan)
 app.command("demo")(demo.demo)

@@ -31,18 +31,18 @@ def stderr() -> Console:
     return Console(stderr=True, markup=False, highlight=False, emoji=False, width=width)
 
 
-def fail(command: str, message: str, code: int = EXIT_FAILED) -> NoReturn:
+def fail(command: str, message: str, code: int = EXIT_FAILED, program: str = "wavepp") -> NoReturn:
     """One line on stderr, then the end of the command with exit code `code`."""
-    print(f"wavepp {command}: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{program} {command}: {' '.join(message.split())}", file=sys.stderr)
     raise typer.Exit(code)
 
 
 @contextmanager
-def errors_as_lines(command: str) -> Iterator[None]:
+def errors_as_lines(command: str, program: str = "wavepp") -> Iterator[None]:
     """Our own errors inside end the command with one line; Ctrl-C ends it without a word more than needed."""
     try:
         yield
     except WaveppError as error:
-        fail(command, str(error))
+        fail(command, str(error), program=program)
     except KeyboardInterrupt:
-        fail(command, "interrupted", EXIT_INTERRUPTED)
+        fail(command, "interrupted", EXIT_INTERRUPTED, program)

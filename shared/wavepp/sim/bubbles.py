@@ -23,6 +23,11 @@ class TimeShares:
     starved: float
     uneven: float
 
+    @property
+    def idle(self) -> float:
+        """Neither work nor launches."""
+        return self.starved + self.uneven
+
 
 def time_shares(spans: Sequence[WaveSpan], stage: int, cost: StageCost, start_ms: float, end_ms: float) -> TimeShares:
     """Of one stage between two moments. `spans`: in the order of waves."""

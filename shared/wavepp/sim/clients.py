@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
@@ -27,24 +26,6 @@ class ClosedLoop(Generic[_A]):
     def answered(self) -> None:
         """A client is free."""
         self._clock.after(0.0, lambda: self._submit(next(self._asks)))
-
-
-def poisson(
-    clock: VirtualClock,
-    asks: Iterable[_A],
-    rate_s: float,
-    count: int,
-    submit: Callable[[_A], None],
-    seed: int,
-    start_ms: float = 0.0,
-) -> None:
-    """Open loop: `count` requests from `start_ms` on, `rate_s` a second on average, independent of the answers."""
-    # Not the plain seed: what is asked for is drawn from that, and would go with the gaps.
-    draw = random.Random(f"arrivals {seed}")
-    time_ms = start_ms
-    for _, ask in zip(range(count), asks, strict=False):
-        time_ms += 1e3 * draw.expovariate(rate_s)
-        clock.at(time_ms, lambda ask=ask: submit(ask))  # type: ignore[misc]
 
 
 def replay(clock: VirtualClock, timed: Iterable[tuple[float, _A]], speed: float, submit: Callable[[_A], None]) -> None:

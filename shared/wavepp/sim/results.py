@@ -31,14 +31,14 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class WaveSpan:
-    """One step: a wave on a stage. `requests`: those with a chunk in it."""
+    """One step: a wave on a stage. `grant`: that of its first chunk."""
 
     wave: int
     stage: int
     start_ms: float
     end_ms: float
     tokens: int
-    requests: int
+    grant: int
 
 
 @dataclass(frozen=True, slots=True)

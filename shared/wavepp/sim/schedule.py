@@ -133,7 +133,9 @@ class ScheduleSim:
             # Only ends of grants: nothing runs.
             self.clock.after(0.0, lambda: self._wave_done(issued, ()))
             return
-        passage = self._stages.run(issued.wave, self.clock.now_ms, work, len(chunks), self._delays.on_path * beginning)
+        passage = self._stages.run(
+            issued.wave, self.clock.now_ms, work, chunks[0].grant, self._delays.on_path * beginning
+        )
         step = dm.StepDone(issued.epoch, issued.wave)
         self.clock.at(passage.stage0_done_ms, lambda: self._handle(step))
         self.clock.at(passage.done_ms, lambda: self._wave_done(issued, passage.steps))

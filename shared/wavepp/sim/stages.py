@@ -34,8 +34,8 @@ class TimedStages:
         self._free_ms = [0.0] * len(self._costs)
         self._spans = spans
 
-    def run(self, wave: int, now_ms: float, work: Amount, requests: int, on_path_ms: float = 0.0) -> Passage:
-        """`on_path_ms`: what every stage does before the step, besides it."""
+    def run(self, wave: int, now_ms: float, work: Amount, grant: int, on_path_ms: float = 0.0) -> Passage:
+        """`grant`: that of the first chunk. `on_path_ms`: what every stage does before the step, besides it."""
         there = now_ms
         steps: list[StepTime] = []
         first_done = 0.0
@@ -48,7 +48,7 @@ class TimedStages:
                 StepTime(StageIndex(stage), int(start * _NS_PER_MS), int(took * _NS_PER_MS), queued, int(work.tokens))
             )
             if self._spans is not None:
-                self._spans.append(WaveSpan(wave, stage, start, end, int(work.tokens), requests))
+                self._spans.append(WaveSpan(wave, stage, start, end, int(work.tokens), grant))
             if stage == 0:
                 first_done = end
             there = end + self._hop_ms

@@ -39,9 +39,7 @@ class TimedExecutor(Executor):
             elif chunk.sample:
                 samples.append((chunk.grant, _TOKEN))
         if self._spans is not None and job.chunks:
-            self._spans.append(
-                WaveSpan(job.wave, self._stage, span.start_ms, span.end_ms, tokens, requests=len(job.chunks))
-            )
+            self._spans.append(WaveSpan(job.wave, self._stage, span.start_ms, span.end_ms, tokens, job.chunks[0].grant))
         return sm.JobDone(job.wave, span.step(self._stage, tokens), tuple(failed), None, tuple(samples))
 
 

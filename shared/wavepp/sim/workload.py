@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from wavepp.core.errors import InvalidInputError
+
 JITTER: Final = 0.05
 """Prompt lengths vary by so much, evenly, up and down."""
 
@@ -77,3 +79,27 @@ def mixed(prompt: int, warm: float = 0.75, share: float = 0.9) -> Workload:
 
 def _thousands(tokens: int) -> str:
     return f"{tokens / 1024:.0f}K" if tokens >= 1024 else str(tokens)
+
+
+_K: Final = 1024
+WORKLOADS: Final = (
+    cold(64 * _K),
+    cold(128 * _K),
+    cold(256 * _K),
+    reuse(64 * _K),
+    reuse(128 * _K),
+    reuse(256 * _K),
+    short_suffix(36 * _K),
+    short_suffix(128 * _K),
+    mixed(64 * _K),
+    mixed(128 * _K),
+    mixed(256 * _K),
+)
+
+
+def workload_by_name(name: str) -> Workload:
+    """One of `WORKLOADS`. Raises InvalidInputError."""
+    for workload in WORKLOADS:
+        if workload.name == name:
+            return workload
+    raise InvalidInputError(f"no workload {name!r}; there are: {', '.join(one.name for one in WORKLOADS)}")

@@ -13,7 +13,7 @@ from wavepp.core.errors import InvalidInputError
 
 def plan(
     profile: ProfileOption = DEFAULT_PROFILE,
-    workload: Annotated[str | None, typer.Option(help="Name of a workload of `wavepp sim grid`.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Name of a workload, like 'reuse 128K'.")] = None,
     prompt: Annotated[int | None, typer.Option(min=1, max=4_000_000, help="Tokens of a prompt, instead.")] = None,
     cached: Annotated[int, typer.Option(min=0, max=4_000_000, help="Of these, tokens seen before.")] = 0,
     clients: Annotated[int, typer.Option(min=1, max=1024, help="Requests under way at a time.")] = 16,
@@ -25,9 +25,8 @@ def plan(
     from wavepp.cli.sim.view import outlook_lines, outlooks_table
     from wavepp.sim.advice import best, choices, look_into
     from wavepp.sim.experiment import Rules
-    from wavepp.sim.grid import workload_by_name
     from wavepp.sim.profile import load_profile
-    from wavepp.sim.workload import Workload
+    from wavepp.sim.workload import Workload, workload_by_name
 
     with errors_as_lines("plan"):
         found = load_profile(profile)

@@ -2,97 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
 from wavepp.sim.advice import Outlook
 from wavepp.sim.bubbles import TimeShares
 from wavepp.sim.experiment import SimPolicy
-from wavepp.sim.grid import CellResult
 from wavepp.sim.results import Summary
-from wavepp.sim.verdict import (
-    COMPLETION_MAX,
-    GAIN_MIN,
-    OF_BOUND_EQUAL,
-    OF_BOUND_MIXED,
-    THROUGHPUT_MIN,
-    compare,
-    gain_over_mpu,
-)
-
-
-def grid_table(results: Sequence[CellResult]) -> Table:
-    """A row per cell: utilisations, the bound, and what `cost` is against the better of static and mpu."""
-    table = Table(
-        title="utilisation of the slowest stage, +- the spread over seeds; tokens/s, p50 and p95 are of cost, x over "
-        "the better of static and mpu"
-    )
-    policies = list(results[0].by_policy)
-    for heading in (
-        "workload",
-        "P",
-        "clients",
-        *policies,
-        "bound",
-        "cost/bound",
-        "tokens/s",
-        "x",
-        "p50",
-        "x",
-        "p95",
-        "x",
-    ):
-        table.add_column(heading, justify="left" if heading == "workload" else "right")
-    before = None
-    for result in results:
-        cell, found, cost = result.cell, compare(result), result.by_policy["cost"]
-        if before not in (None, (cell.workload.name, cell.stages)):
-            table.add_section()
-        before = (cell.workload.name, cell.stages)
-        table.add_row(
-            cell.workload.name,
-            str(cell.stages),
-            str(cell.concurrency),
-            *(f"{one.utilisation:.3f} +-{one.spread:.3f}" for one in result.by_policy.values()),
-            f"{result.bound.utilisation:.3f}",
-            f"{found.of_bound:.3f}",
-            f"{cost.input_tokens_s:,.0f}",
-            f"{found.throughput:.3f}",
-            f"{cost.p50_ms / 1e3:.2f} s",
-            f"{found.p50:.3f}",
-            f"{cost.p95_ms / 1e3:.2f} s",
-            f"{found.p95:.3f}",
-        )
-    return table
-
-
-def verdict_lines(results: Sequence[CellResult]) -> list[str]:
-    """How often `cost` reaches its goals, and where it does not."""
-    found = [compare(result) for result in results]
-    lines = []
-    for name, goal in (
-        ("throughput", f"throughput >= {THROUGHPUT_MIN} of the better of static and mpu"),
-        ("p50", f"p50 <= {COMPLETION_MAX} of that policy's"),
-        ("p95", f"p95 <= {COMPLETION_MAX} of that policy's"),
-        ("bound", f"utilisation >= {OF_BOUND_EQUAL} of the bound, {OF_BOUND_MIXED} on mixed"),
-    ):
-        missed = [one for one in found if name in one.misses]
-        lines.append(f"cost, {goal}: {len(found) - len(missed)} of {len(found)} cells")
-        lines += [
-            f"    missed: {one.result.cell.workload.name}, P = {one.result.cell.stages}, c = "
-            f"{one.result.cell.concurrency}: throughput {one.throughput:.3f}, p50 {one.p50:.3f}, p95 {one.p95:.3f}, "
-            f"of bound {one.of_bound:.3f}"
-            for one in missed
-        ]
-    for stages in sorted({result.cell.stages for result in results}):
-        gain = gain_over_mpu(results, stages)
-        if gain is not None:
-            lines.append(
-                f"cost over mpu, reuse and short suffix, c = 1 to 4, P = {stages}: {gain:.2f} (geometric mean; goal "
-                f"{GAIN_MIN} at P = 8 and 16)"
-            )
-    return lines
+from wavepp.sim.seeds import Result, Seeds
+from wavepp.sim.trace_replay import ReplayResult
 
 
 def shares_table(rows: Sequence[tuple[SimPolicy, Summary, TimeShares]]) -> Table:
@@ -151,3 +70,35 @@ def outlook_lines(outlook: Outlook) -> list[str]:
         take,
         *(f"  {share:.1%} lost to {cause}" for share, cause in sorted(causes, reverse=True) if share >= 0.005),
     ]
+
+
+def replay_table(first: Sequence[str]) -> Table:
+    """To be filled with what is said `first`, and `replay_cells`."""
+    table = Table(title="times in s; wait: from arrival to grant; queued: at most; +-: highest - lowest of the seeds")
+    last = ("tokens/s", "reuse", "realised", "wait p99", "queued", "failed")
+    for heading in (*first, "utilisation", "p50", "p95", "p99", *last):
+        table.add_column(heading, justify="right")
+    return table
+
+
+def replay_cells(runs: Seeds[ReplayResult]) -> list[str]:
+    """Means over the seeds, for a row of `replay_table`."""
+    summaries, waits = runs.each(lambda one: one.summary), runs.each(lambda one: one.waiting)
+    return [
+        f"{summaries.mean(lambda one: one.utilisation):.3f}",
+        mean_and_spread(summaries, lambda one: one.p50_ms / 1e3, 2),
+        mean_and_spread(summaries, lambda one: one.p95_ms / 1e3, 2),
+        f"{summaries.mean(lambda one: one.p99_ms) / 1e3:.2f}",
+        f"{summaries.mean(lambda one: one.input_tokens_s):,.0f}",
+        f"{runs.mean(lambda one: one.reuse):.3f}",
+        f"{runs.mean(lambda one: one.realised):.3f}",
+        f"{waits.mean(lambda one: one.p99_ms) / 1e3:.2f}",
+        str(max(one.queued_max for one in waits.results)),
+        str(sum(one.failed for one in runs.results)),
+    ]
+
+
+def mean_and_spread(runs: Seeds[Result], value: Callable[[Result], float], digits: int) -> str:
+    """The mean, and how far apart the seeds are where there are several."""
+    mean = f"{runs.mean(value):.{digits}f}"
+    return f"{mean} +-{runs.spread(value):.{digits}f}" if len(runs.results) > 1 else mean

@@ -1,11 +1,12 @@
-"""Print the tables of docs/scheduling.md from the grid.json of `wavepp sim grid --out DIR`."""
+"""`python -m perf.sim tables`: the tables of docs/scheduling.md."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 POLICIES = ("static", "mpu", "cost", "lockstep")
 
@@ -34,14 +35,12 @@ def _utilisation(cell: dict[str, Any], policy: str) -> str:
     return f"**{value}**" if policy == "cost" else value
 
 
-def main() -> None:
-    """For every depth in the file."""
-    cells = json.loads(Path(sys.argv[1]).read_text())["cells"]
+def tables(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The grid.json of `grid --out DIR`.")],
+) -> None:
+    """Print the utilisation of every depth of a grid, in Markdown."""
+    cells = json.loads(file.read_text())["cells"]
     for stages in sorted({cell["stages"] for cell in cells}):
         print(f"\n### P = {stages}\n\n{table(cells, stages)}")
     spread = max(one["spread"] for cell in cells for one in cell["policies"].values())
     print(f"\nThe largest spread over seeds of any cell is {spread:.3f}.")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,18 @@
-"""`wavepp sim study`: questions about the scheduler that are not cells of the grid."""
+"""`python -m perf.sim study`: questions about the scheduler that are not cells of the grid."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from perf.sim.studies import Fairness, MpuLoss, TwoCold, WrongPrior
+from rich.table import Table
 
+from perf.sim import studies
 from wavepp.cli.terminal import errors_as_lines, stdout
-
-if TYPE_CHECKING:
-    from wavepp.sim.studies import Fairness, MpuLoss, TwoCold, WrongPrior
+from wavepp.sim.profile import load_profile
 
 
 class Study(Enum):
@@ -34,10 +35,7 @@ def study(
     profile: Annotated[str, typer.Option(help="Cost profile; each study has its own if absent.")] = "",
 ) -> None:
     """Answer one question by simulation, in a table."""
-    from wavepp.sim import studies
-    from wavepp.sim.profile import load_profile
-
-    with errors_as_lines("sim study"):
+    with errors_as_lines("study", program="perf.sim"):
         if name is Study.FAIRNESS:
             _show_fairness(studies.fairness(load_profile(profile or "kimi-k3-gb300-pp8")))
         elif name is Study.PRIOR:
@@ -125,8 +123,6 @@ def _show_two_cold(rows: Sequence[TwoCold]) -> None:
 
 
 def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table
-
     table = Table(title=title)
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index == 0 else "right")

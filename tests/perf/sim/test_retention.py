@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from perf.sim.retention import Retention, poisson, retain, retain_all
 
 from timed_support import BLOCK, setup
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.limits import KEY_BYTES
-from wavepp.sim.retention import Retention, retain, retain_all
+from wavepp.sim.clock import VirtualClock
 
 LOAD = Retention(documents=8, prefix_tokens=16 * BLOCK, question_tokens=2 * BLOCK, skew=1.0)
 
@@ -55,3 +56,44 @@ def test_runs_in_processes_are_the_runs_alone_by_rate_setup_and_seed() -> None:
         rates = [each.rate for each in alone]
         assert one.runs.mean(lambda each: each.rate) == pytest.approx(sum(rates) / 3)
         assert one.runs.spread(lambda each: each.rate) == max(rates) - min(rates)
+
+
+# ---- arrivals ----
+
+
+def ranks(values: list[float]) -> list[int]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return [order.index(at) for at in range(len(values))]
+
+
+def test_when_somebody_asks_says_nothing_about_what_is_asked_for() -> None:
+    count, clock, times = 300, VirtualClock(), list[float]()
+    asks = Retention(64, 4096, 512, 1.0).asks(count, 512, 1)
+    poisson(clock, asks, 1.0, count, lambda ask: times.append(clock.now_ms), 1)
+    clock.run(lambda: False)
+    gaps = [after - before for before, after in zip([0.0, *times], times, strict=False)]
+    documents = [float("".join(filter(str.isdigit, ask.kind))) for ask in asks]
+    left, right = ranks(gaps), ranks(documents)
+    mean = (count - 1) / 2
+    covariance = sum((a - mean) * (b - mean) for a, b in zip(left, right, strict=True))
+    assert abs(covariance / sum((a - mean) ** 2 for a in left)) < 0.2
+
+
+def test_arrivals_begin_when_they_are_told_to() -> None:
+    clock, times = VirtualClock(), list[float]()
+    poisson(clock, range(5), 1e5, 5, lambda ask: times.append(clock.now_ms), 1, start_ms=50.0)
+    clock.run(lambda: False)
+    assert min(times) >= 50.0
+
+
+def test_poisson_clients_come_at_the_rate_and_the_same_with_the_same_seed() -> None:
+    def arrivals(seed: int) -> list[float]:
+        clock, asked = VirtualClock(), list[float]()
+        poisson(clock, iter(range(5000)), 20.0, 2000, lambda ask: asked.append(clock.now_ms), seed)
+        clock.run(lambda: False)
+        return asked
+
+    first = arrivals(1)
+    assert first == arrivals(1) != arrivals(2)
+    assert len(first) == 2000
+    assert first[-1] / 2000 == pytest.approx(50.0, rel=0.1)

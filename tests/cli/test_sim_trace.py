@@ -1,4 +1,4 @@
-"""`wavepp sim trace` and `wavepp sim retention`."""
+"""`wavepp sim trace`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from table_support import mean_and_spread, policy_name, rows
 from wavepp.cli.main import app
-from wavepp.core.waves.policy_factory import POLICY_NAMES, PolicyName
 from wavepp.sim.profile import load_profile
-from wavepp.sim.retention import Retention, retain
 from wavepp.sim.timed_mesh import TimedSetup
 from wavepp.sim.trace import read_trace, timed_asks
 from wavepp.sim.trace_replay import replay, spread_out
@@ -20,10 +19,6 @@ from wavepp.sim.trace_replay import replay, spread_out
 def ask(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["sim", *arguments])
     return result.exit_code, result.output
-
-
-def policy_name(name: str) -> PolicyName:
-    return next(one for one in POLICY_NAMES if one == name)
 
 
 @pytest.fixture
@@ -46,19 +41,6 @@ def test_a_trace_is_replayed_with_every_policy(trace: str) -> None:
         assert "1.000" in line, "everything that could be reused was"
 
 
-def rows(said: str) -> list[dict[str, str]]:
-    """Of the table in it, by heading."""
-    (heading,) = (line for line in said.splitlines() if line.startswith("┃"))
-    names = [cell.strip() for cell in heading.strip("┃").split("┃")]
-    lines = [line.strip("│").split("│") for line in said.splitlines() if line.startswith("│")]
-    return [dict(zip(names, map(str.strip, cells), strict=True)) for cells in lines]
-
-
-def mean_and_spread(cell: str) -> tuple[float, float]:
-    mean, spread = cell.split(" +-")
-    return float(mean), float(spread)
-
-
 def test_requests_of_a_coarse_trace_can_be_spread_with_several_seeds(trace: str) -> None:
     code, said = ask("trace", trace, "--policies", "mpu,cost", "--spread-s", "0.5", "--seeds", "2")
     assert code == 0, said
@@ -78,52 +60,16 @@ def test_requests_of_a_coarse_trace_can_be_spread_with_several_seeds(trace: str)
         assert float(row["utilisation"]) == pytest.approx(sum(run.summary.utilisation for run in runs) / 2, abs=5.1e-4)
 
 
-def test_retention_says_good_hits_against_those_of_exact_lru_for_every_rate_and_policy() -> None:
-    sizes = ("--documents", "4", "--prefix", "4096", "--question", "600", "--requests", "20", "--share", "0.5")
-    code, said = ask(
-        "retention", "--rates", "0.2,30", "--policies", "mpu,cost", "--seeds", "2", "--stages", "4", *sizes
-    )
-    assert code == 0, said
-    assert "4 documents of 4,096 tokens" in said
-    found = rows(said)
-    assert [(row["per s"], row["policy"]) for row in found] == [
-        (rate, policy) for rate in ("0.2", "30") for policy in ("mpu", "cost")
-    ]
-    load = Retention(4, 4096, 600, 1.0)
-    for row in found:
-        setup = TimedSetup(
-            load_profile("kimi-k3-gb300-pp8"), policy_name(row["policy"]), 512, 4, int(0.5 * load.tokens)
-        )
-        runs = [retain(load, setup, float(row["per s"]), 20, seed) for seed in range(2)]
-        assert float(row["good hits"]) == pytest.approx(sum(run.rate for run in runs) / 2, abs=5.1e-4)
-        assert float(row["LRU"]) == pytest.approx(sum(run.oracle_rate for run in runs) / 2, abs=5.1e-4)
-        mean, _ = mean_and_spread(row["of LRU's"])
-        assert mean == pytest.approx(sum(run.good / run.oracle_good for run in runs) / 2, abs=5.1e-4)
-        assert int(row["failed"]) == sum(run.replay.failed for run in runs)
-    assert any(row["good hits"] != row["LRU"] for row in found), "else they could be mixed up"
-
-
-def test_a_row_of_the_retention_table_is_one_line_even_with_long_times() -> None:
-    sizes = ("--documents", "12", "--prefix", "131072", "--requests", "24", "--seeds", "2", "--stages", "1")
-    code, said = ask("retention", "--rates", "0.75", *sizes)
-    assert code == 0, said
-    assert [row["policy"] for row in rows(said)] == ["static", "mpu", "cost"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("trace", "absent.jsonl"), "trace absent.jsonl: cannot be read: No such file or directory\n"),
         (("trace", "absent.jsonl", "--policies", "mpu,best"), "give some of static,mpu,cost"),
         (("trace", "absent.jsonl", "--seeds", "2"), "--seeds 2 goes with --spread-s"),
-        (("retention", "--policies", "mpu,mpu"), "give some of static,mpu,cost"),
         (
             ("trace", "absent.jsonl", "--pool-tokens", "511"),
             "a pool of 511 tokens does not hold one block of 512 tokens",
         ),
-        (("retention", "--prefix", "512", "--documents", "1"), "a pool of 307 tokens does not hold one block of 512"),
-        (("retention", "--rates", "fast"), "numbers above 0"),
-        (("retention", "--rates", "0"), "numbers above 0"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(arguments: tuple[str, ...], says: str) -> None:

@@ -5,33 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from wavepp.core.errors import InvalidInputError
 from wavepp.sim.bound import Bound
 from wavepp.sim.experiment import Cell, Rules, SimPolicy, bound_of, run_closed_loop
 from wavepp.sim.parallel import run_all
 from wavepp.sim.profile import Profile
 from wavepp.sim.results import Summary
 from wavepp.sim.seeds import Seeds, by_seeds
-from wavepp.sim.workload import Workload, cold, mixed, reuse, short_suffix
+from wavepp.sim.workload import Workload
 
-K = 1024
-
-WORKLOADS: tuple[Workload, ...] = (
-    cold(64 * K),
-    cold(128 * K),
-    cold(256 * K),
-    reuse(64 * K),
-    reuse(128 * K),
-    reuse(256 * K),
-    short_suffix(36 * K),
-    short_suffix(128 * K),
-    mixed(64 * K),
-    mixed(128 * K),
-    mixed(256 * K),
-)
 QUICK_WORKLOADS = ("cold 64K", "reuse 128K", "4K on 36K", "mixed 128K")
-CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
-STAGES = (4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +47,6 @@ class CellResult:
     cell: Cell
     bound: Bound
     by_policy: dict[SimPolicy, Measured]
-
-
-def workload_by_name(name: str) -> Workload:
-    """One of `WORKLOADS`. Raises InvalidInputError."""
-    for workload in WORKLOADS:
-        if workload.name == name:
-            return workload
-    raise InvalidInputError(f"no workload {name!r}; there are: {', '.join(one.name for one in WORKLOADS)}")
 
 
 def cells(workloads: Iterable[Workload], stages: Sequence[int], concurrencies: Sequence[int]) -> tuple[Cell, ...]:

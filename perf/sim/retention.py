@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 from wavepp.core.errors import InvalidInputError
-from wavepp.sim import clients
+from wavepp.sim.clock import VirtualClock
 from wavepp.sim.keyed import KeyedAsk, chain_keys
 from wavepp.sim.parallel import run_all
 from wavepp.sim.results import Finished
 from wavepp.sim.seeds import Seeds, by_seeds
 from wavepp.sim.timed_mesh import TimedMesh, TimedSetup
 from wavepp.sim.trace_replay import ReplayResult, oracle_reuse, result_of
+
+_A = TypeVar("_A")
 
 GOOD_HIT = 0.9
 """A request is a good hit when it reuses so much of its document's prefix."""
@@ -91,6 +94,24 @@ class RetentionPoint:
     runs: Seeds[RetentionResult]
 
 
+def poisson(
+    clock: VirtualClock,
+    asks: Iterable[_A],
+    rate_s: float,
+    count: int,
+    submit: Callable[[_A], None],
+    seed: int,
+    start_ms: float = 0.0,
+) -> None:
+    """Open loop: `count` requests from `start_ms` on, `rate_s` a second on average, independent of the answers."""
+    # Not the plain seed: what is asked for is drawn from that, and would go with the gaps.
+    draw = random.Random(f"arrivals {seed}")
+    time_ms = start_ms
+    for _, ask in zip(range(count), asks, strict=False):
+        time_ms += 1e3 * draw.expovariate(rate_s)
+        clock.at(time_ms, lambda ask=ask: submit(ask))  # type: ignore[misc]
+
+
 def retain(load: Retention, setup: TimedSetup, rate_s: float, count: int, seed: int) -> RetentionResult:
     """Poisson arrivals, `rate_s` a second, `count` requests in all."""
     asks = load.asks(count, setup.block_tokens, seed)
@@ -101,7 +122,7 @@ def retain(load: Retention, setup: TimedSetup, rate_s: float, count: int, seed: 
         reused[ask.number] = finished.cached_tokens
 
     mesh.on_finished = note
-    clients.poisson(mesh.clock, asks, rate_s, count, mesh.submit, seed, mesh.start_ms)
+    poisson(mesh.clock, asks, rate_s, count, mesh.submit, seed, mesh.start_ms)
     mesh.run()
     mesh.mesh.check_nothing_left()
     again = _asked_before(asks)

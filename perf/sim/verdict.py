@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from wavepp.sim.grid import CellResult, Measured
+from perf.sim.grid import CellResult, Measured
 
 THROUGHPUT_MIN: Final = 0.99
 COMPLETION_MAX: Final = 1.02
