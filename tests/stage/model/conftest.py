@@ -70,4 +70,4 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct, fetched once into the working tree's ignored cache."""
-    return fetch_model("smollm2", Path(__file__).parents[2] / ".wavepp" / "models")
+    return fetch_model("smollm2", Path(__file__).parents[3] / ".wavepp" / "models")
