@@ -177,7 +177,7 @@ def left_behind(status: prefill_pb2.GetStatusResponse) -> list[str]:
             counts[f"{name} {pool.pool} reserved"] = pool.reserved
             counts[f"{name} {pool.pool} in use"] = pool.capacity - pool.free - pool.cached
     found = [f"{name}: {count}" for name, count in counts.items() if count]
-    found += [f"stage {s.stage}: no pools told" for s in status.stages if not s.reachable or not s.pools]
+    found += [f"stage {s.stage}: no pools reported" for s in status.stages if not s.reachable or not s.pools]
     if not directory.reachable or not status.stages:
         found.append("the directory or the stages do not answer")
     return found

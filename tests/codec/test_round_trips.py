@@ -17,7 +17,7 @@ from wavepp.core.cache.types import (
     CacheChange,
     CacheChanges,
     ChangeKind,
-    DumpPiece,
+    DumpSegment,
     Missing,
     NeedKeys,
     Never,
@@ -205,7 +205,7 @@ def test_changes_of_a_cache_come_back(
 def test_a_dump_of_a_cache_comes_back(
     stage: StageIndex, incarnation: str, cursor: int, held: bytes, snapshots: bytes, last: bool
 ) -> None:
-    event = sent(rounds.encode_dump(incarnation, DumpPiece(cursor, held, snapshots, last)))
+    event = sent(rounds.encode_dump(incarnation, DumpSegment(cursor, held, snapshots, last)))
     heard = rounds.decode_dump(stage, event.dump)
     assert heard == directory_ev.CacheDumped(stage, incarnation, held, snapshots, last, cursor)
 

@@ -56,7 +56,7 @@ class Directory:
         self.leadership = Leadership(self.config, cast(EtcdClient, None), Metrics(), tasks)
         self.leadership._stages = {0: STAGE}
         self.leadership._fence = Fence("directory", 3)
-        self.leadership._refresh_desk()
+        self.leadership._refresh_admission()
 
     def hello(self, token: int, alignment_tokens: int = 32) -> Outbox[Any]:
         """A router says hello; its outbox."""

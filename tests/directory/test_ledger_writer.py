@@ -71,8 +71,8 @@ async def test_a_rounds_record_is_written_and_its_outcome_told(bench: Bench, etc
 async def test_what_waits_goes_in_one_transaction(bench: Bench) -> None:
     for i in range(20):
         bench.writer.set(record(i, i))
-    told = {(await bench.outcome()).round for _ in range(20)}
-    assert told == set(range(20))
+    written = {(await bench.outcome()).round for _ in range(20)}
+    assert written == set(range(20))
     assert len(bench.times) <= 2, "the first may have gone alone"
 
 

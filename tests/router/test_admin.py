@@ -30,7 +30,7 @@ async def test_a_timeline_is_put_together_off_the_event_loop(
         return record(entry)
 
     monkeypatch.setattr(timeline_module, "_record", watched)
-    admin = AdminServicer(cast(Leadership, SimpleNamespace(engine=SimpleNamespace(timeline=timeline))))
+    admin = AdminServicer(cast(Leadership, SimpleNamespace(driver=SimpleNamespace(timeline=timeline))))
     found = await admin.GetTimeline(prefill_pb2.GetTimelineRequest(waves_max=waves_max), cast(Any, None))
     assert [wave.wave for wave in found.waves] == expected
     assert threads

@@ -1,4 +1,4 @@
-"""The client API between the door's checks and the engine."""
+"""The client API between the door's checks and the driver."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Context:
 
 
 class Door:
-    """A servicer whose intake takes a while: `meanwhile` happens in it."""
+    """A servicer whose validator takes a while: `meanwhile` happens in it."""
 
     def __init__(self) -> None:
         self.engines: list[Any] = [object()]
-        leadership = SimpleNamespace(require_intake=lambda: (self, self.engines[-1]))
+        leadership = SimpleNamespace(require_validator=lambda: (self, self.engines[-1]))
         tracing = Tracing(setup_telemetry("test", TracingOptions()))
         self.servicer = PrefillServicer(cast(Leadership, leadership), tracing)
         self.meanwhile = self.servicer.drain

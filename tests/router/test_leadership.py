@@ -104,19 +104,19 @@ async def test_a_router_that_is_elected_while_a_stage_is_away_leads_all_stages(l
 
 
 async def test_stages_that_come_back_as_they_were_find_the_same_engine(leadership: Leadership) -> None:
-    engine = leadership.engine
+    driver = leadership.driver
     register(leadership, stage(0))
     register(leadership, stage(0, incarnation="other"), stage(1))
-    assert leadership.engine is engine
+    assert leadership.driver is driver
 
 
 async def test_stages_of_another_shape_get_a_new_engine_and_pipeline(leadership: Leadership) -> None:
     leadership._begin(Fence("leader", 7))
-    engine, pipeline = leadership.engine, leadership.pipeline
+    driver, pipeline = leadership.driver, leadership.pipeline
     changes: dict[str, object] = {"stages": 3, "layers_total": 3, "block_tokens": 64, "alignment_tokens": 64}
     register(leadership, *(stage(i, kv_blocks=9, **changes) for i in range(3)))
     assert leadership.leading
-    assert leadership.engine not in (None, engine)
+    assert leadership.driver not in (None, driver)
     assert leadership.pipeline not in (None, pipeline)
     assert leadership.pipeline is not None
     assert len(leadership.pipeline.keeper.missing) == 3
@@ -142,5 +142,5 @@ async def test_a_wave_has_no_more_requests_than_the_stages_take(wanted: int, sta
     async with TaskOwner(asyncio.Event()) as tasks:
         made = Leadership(config(wave_requests_max=wanted), cast(EtcdClient, None), None, tasks)
         register(made, *(stage(i, wave_requests_max=stages_take) for i in range(2)))
-    assert made.engine is not None
-    assert made.engine.dispatcher._planner._config.wave_requests_max == expected
+    assert made.driver is not None
+    assert made.driver.dispatcher._planner._config.wave_requests_max == expected

@@ -11,18 +11,18 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.ids import RequestId
 from wavepp.core.limits import REQUEST_ID_BYTES_MAX
-from wavepp.core.router.requests import Outcome, Times
+from wavepp.core.router.requests import RequestOutcome, Times
 from wavepp.core.waves.types import ChosenToken
 from wavepp.infra.metrics import Metrics
 from wavepp.infra.telemetry import Telemetry, TracingOptions, setup_telemetry
 from wavepp.router import tracing as tracing_module
-from wavepp.router.engine import Engine
+from wavepp.router.dispatch_driver import DispatchDriver
 from wavepp.router.leadership import Leadership
 from wavepp.router.metrics import export_metrics
 from wavepp.router.tracing import Tracing
 
-ENGINE = cast(Engine, SimpleNamespace(wall_ns=lambda ms: int(ms * 1e6)))
-OUTCOME = Outcome(
+ENGINE = cast(DispatchDriver, SimpleNamespace(wall_ns=lambda ms: int(ms * 1e6)))
+OUTCOME = RequestOutcome(
     request=RequestId("a"),
     tokens=(ChosenToken(1, 0.0),),
     finish_reason="length",
@@ -72,7 +72,7 @@ async def test_traces_that_nobody_wrote_in_time_end_and_are_counted(
 ) -> None:
     monkeypatch.setattr(tracing_module, "FINISHED_MAX", 1)
     tracing, metrics = Tracing(telemetry), Metrics()
-    export_metrics(metrics, cast(Leadership, SimpleNamespace(engine=None, leading=True)), tracing)
+    export_metrics(metrics, cast(Leadership, SimpleNamespace(driver=None, leading=True)), tracing)
     for _ in range(3):
         tracing.begin("", "a").finished(OUTCOME, (), ENGINE)
     assert metrics.registry.get_sample_value("wavepp_dropped_traces_total") == 2

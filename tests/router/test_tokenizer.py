@@ -133,9 +133,9 @@ def test_pieces_with_byte_fallback_make_the_text_of_all_but_broken_runs(
         st.just([UNKNOWN]),
     )
     ids = [token for ids in data.draw(st.lists(part, max_size=12)) for token in (*ids, *kind.ids(END))]
-    told, whole = "".join(kind.pieces(ids)).split(END), kind.codec.decode(ids).split(END)
-    assert len(told) == len(whole)
-    for heard, right in zip(told, whole, strict=True):
+    given, whole = "".join(kind.pieces(ids)).split(END), kind.codec.decode(ids).split(END)
+    assert len(given) == len(whole)
+    for heard, right in zip(given, whole, strict=True):
         assert heard == right or (UNREADABLE in heard and UNREADABLE in right)
 
 
@@ -152,9 +152,9 @@ def test_bytes_that_break_a_run_leave_what_was_told_and_what_follows(kinds: dict
 
 def test_unreadable_bytes_are_told_though_nothing_readable_follows(kinds: dict[str, Kind]) -> None:
     for name, token in (("byte_level", "ð"), ("llama", "<0xF0>"), ("metaspace", "<0xF0>")):
-        told = "".join(kinds[name].pieces(kinds[name].ids(token) * 100))
-        assert set(told) == {UNREADABLE}
-        assert len(told) > 100 - HELD_TOKENS_MAX
+        given = "".join(kinds[name].pieces(kinds[name].ids(token) * 100))
+        assert set(given) == {UNREADABLE}
+        assert len(given) > 100 - HELD_TOKENS_MAX
 
 
 @pytest.mark.parametrize(

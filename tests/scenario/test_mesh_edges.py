@@ -1,4 +1,4 @@
-"""Edges of the mesh as a whole, one at a time: cancels at every moment, lengths around a block, etcd away, tenants."""
+"""Edges of the mesh as a whole, one at a time: cancels, lengths around a block, etcd unavailable, tenants."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from sim_support import run_for, simulated_answer
 from wavepp.core.ids import RequestId, StageIndex
-from wavepp.core.router.requests import FailureKind, Outcome
+from wavepp.core.router.requests import FailureKind, RequestOutcome
 from wavepp.sim.mesh import SimMesh
 from wavepp.sim.mesh_config import MeshConfig
 
@@ -19,11 +19,11 @@ def prompt_of(length: int, first: int = 0) -> tuple[int, ...]:
     return tuple(range(first, first + length))
 
 
-def answer(mesh: SimMesh, request: str) -> Outcome:
+def answer(mesh: SimMesh, request: str) -> RequestOutcome:
     return mesh.outcomes[RequestId(request)]
 
 
-def tokens(outcome: Outcome) -> tuple[int, ...]:
+def tokens(outcome: RequestOutcome) -> tuple[int, ...]:
     return tuple(t.token for t in outcome.tokens)
 
 

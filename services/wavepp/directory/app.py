@@ -9,7 +9,7 @@ from typing import Final
 import grpc
 
 from wavepp.directory.config import DirectoryConfig
-from wavepp.directory.leadership import Leadership, NotReadyError
+from wavepp.directory.leadership import DirectoryNotReadyError, Leadership
 from wavepp.directory.servicer import DirectoryServicer
 from wavepp.infra.errors import StartupError
 from wavepp.infra.etcd.campaign import Post, campaign_forever
@@ -22,7 +22,7 @@ from wavepp.v1 import directory_pb2_grpc
 
 _log = logging.getLogger(__name__)
 
-ERRORS: Final[ErrorTable] = {NotReadyError: ErrorStatus(grpc.StatusCode.UNAVAILABLE, 200)}
+ERRORS: Final[ErrorTable] = {DirectoryNotReadyError: ErrorStatus(grpc.StatusCode.UNAVAILABLE, 200)}
 
 
 async def run_directory(config: DirectoryConfig, stop: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""When this directory leads: elections, the stages' registrations, and the desk that does the work."""
+"""When this directory leads: elections, the stages' registrations, and the admission of its pipeline."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import logging
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, StageIndex
 from wavepp.directory.config import DirectoryConfig
-from wavepp.directory.desk import Desk
 from wavepp.directory.ledger_writer import LedgerWriter, decode_record
+from wavepp.directory.pipeline_admission import PipelineAdmission
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.errors import EtcdError, SessionLostError
 from wavepp.infra.etcd.keys import PipelineKeys
@@ -30,19 +30,19 @@ TXN_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0
 Records = tuple[tuple[str, PipelineEpoch, tuple[GrantId, ...]], ...]
 
 
-class NotReadyError(PeerProtocolError):
+class DirectoryNotReadyError(PeerProtocolError):
     """This directory cannot serve a router now: it does not lead, or the stages are not complete."""
 
 
 class Leadership:
-    """A candidate. While it leads and all stages are registered, there is a desk."""
+    """A candidate. While it leads and all stages are registered, it has an admission."""
 
     def __init__(self, config: DirectoryConfig, client: EtcdClient, metrics: Metrics, tasks: TaskOwner) -> None:
         self._config = config
         self._client = client
         self._tasks = tasks
         self.keys = PipelineKeys(config.cluster, config.pipeline)
-        self._desk: Desk | None = None
+        self._admission: PipelineAdmission | None = None
         self._fence: Fence | None = None
         self._records: Records = ()
         self._stages: dict[int, StageRegistration] = {}
@@ -53,9 +53,9 @@ class Leadership:
             "etcd_txn", "seconds", "Time of a transaction that wrote the ledger.", buckets=TXN_BUCKETS_S
         )
         grants = metrics.gauge("grants", "grants", "Grants that are alive.")
-        grants.set_function(lambda: len(self._desk.admission.grants) if self._desk else 0)
+        grants.set_function(lambda: len(self._admission.core.grants) if self._admission else 0)
         hints = metrics.gauge("hint_keys", "keys", "Prefix keys in the hint index.")
-        hints.set_function(lambda: self._desk.admission.hints.sizes()[0] if self._desk else 0)
+        hints.set_function(lambda: self._admission.core.hints.sizes()[0] if self._admission else 0)
 
     # ---- leading ----
 
@@ -66,13 +66,13 @@ class Leadership:
         """This directory leads; what it is to go on with, the ledger says. Raises EtcdError."""
         self._records = await self._load_records()
         self._fence = fence
-        self._refresh_desk()
+        self._refresh_admission()
         _log.info("%d records in the ledger", len(self._records))
 
     def step_down(self) -> None:
         """This directory does not lead (any more)."""
         self._fence = None
-        self._drop_desk()
+        self._drop_admission()
 
     async def _load_records(self) -> Records:
         snapshot = await self._client.get_prefix(self.keys.grants)
@@ -87,14 +87,14 @@ class Leadership:
             records.append((name, epoch, grants))
         return tuple(records)
 
-    def _drop_desk(self) -> None:
+    def _drop_admission(self) -> None:
         if self._ledger_task is not None:
             self._ledger_task.cancel()
             self._ledger_task = None
         self._ledger = None
-        if self._desk is not None:
-            self._desk.close()
-            self._desk = None
+        if self._admission is not None:
+            self._admission.close()
+            self._admission = None
 
     # ---- stages ----
 
@@ -103,36 +103,40 @@ class Leadership:
         async for stages in watch_registrations(self._client, self.keys):
             self._stages = stages
             if self._fence is not None:
-                self._refresh_desk()
+                self._refresh_admission()
 
-    def _refresh_desk(self) -> None:
-        """Make or adapt the desk for the stages that are registered now."""
+    def _refresh_admission(self) -> None:
+        """Make or adapt the admission for the stages that are registered now."""
         stages = self._stages
         complete = bool(stages) and sorted(stages) == list(range(next(iter(stages.values())).stages))
-        if self._desk is not None and complete and self._desk.fits(stages):
-            self._desk.stages_changed(stages)
+        if self._admission is not None and complete and self._admission.fits(stages):
+            self._admission.stages_changed(stages)
         elif complete and self._fence is not None:
-            self._drop_desk()
+            self._drop_admission()
             epoch = DirectoryEpoch(self._fence.create_revision)
-            self._desk = Desk(self._config, epoch, stages, self._records, self._tasks)
+            self._admission = PipelineAdmission(self._config, epoch, stages, self._records, self._tasks)
             self._records = ()
-        # Stages that are missing for a while change nothing: their streams say that they are away.
+        # Stages that are missing for a while change nothing: their streams say that they are gone.
 
     # ---- the router ----
 
-    def router_hello(self, hello: directory_pb2.AdmissionHello, outbox: Outbox[directory_pb2.AdmissionEvent]) -> Desk:
-        """A router's stream begins. Raises NotReadyError or PeerProtocolError."""
+    def router_hello(
+        self, hello: directory_pb2.AdmissionHello, outbox: Outbox[directory_pb2.AdmissionEvent]
+    ) -> PipelineAdmission:
+        """A router's stream begins. Raises DirectoryNotReadyError or PeerProtocolError."""
         if (hello.cluster, hello.pipeline) != (self._config.cluster, self._config.pipeline):
             raise PeerProtocolError(
                 f"the router serves {hello.cluster}/{hello.pipeline}, this directory "
                 f"{self._config.cluster}/{self._config.pipeline}"
             )
-        desk, fence = self._desk, self._fence
-        if desk is None or fence is None:
-            raise NotReadyError("this directory does not lead yet, or not all stages are registered; try again")
+        admission, fence = self._admission, self._fence
+        if admission is None or fence is None:
+            raise DirectoryNotReadyError(
+                "this directory does not lead yet, or not all stages are registered; try again"
+            )
         if hello.router_token < self._router_token or not hello.router_token:
             raise PeerProtocolError(f"router {hello.router_token} is deposed, {self._router_token} leads")
-        desk.check_alignment(hello.alignment_tokens)
+        admission.check_alignment(hello.alignment_tokens)
         self._router_token = hello.router_token
         if self._ledger_task is not None:
             self._ledger_task.cancel()
@@ -141,7 +145,7 @@ class Leadership:
             self.keys,
             [fence, Fence(self.keys.router, hello.router_token)],
             hello.router_etcd_lease,
-            written=desk.apply,
+            written=admission.apply,
             observe=self._txn_seconds.observe,
             deletions=self._ledger.deletions if self._ledger is not None else (),
         )
@@ -150,19 +154,21 @@ class Leadership:
             directory_pb2.AdmissionEvent(hello=directory_pb2.AdmissionHelloAck(directory_epoch=fence.create_revision))
         )
         live = frozenset(GrantId(g) for g in hello.live_grants)
-        desk.router_connected(outbox, self._ledger, PipelineEpoch(hello.pipeline_epoch), live, hello.alignment_tokens)
-        return desk
+        admission.router_connected(
+            outbox, self._ledger, PipelineEpoch(hello.pipeline_epoch), live, hello.alignment_tokens
+        )
+        return admission
 
     async def status(self) -> prefill_pb2.DirectoryStatus:
         """For operators."""
         status = prefill_pb2.DirectoryStatus(reachable=True)
         with contextlib.suppress(EtcdError, SessionLostError):
             status.etcd_grant_records = len((await self._client.get_prefix(self.keys.grants)).items)
-        if self._desk is not None:
-            admission = self._desk.admission
-            status.grants = len(admission.grants)
-            status.hint_keys = admission.hints.sizes()[0]
-            status.rounds_in_flight = admission.rounds_in_flight
-            status.rounds_done = admission.rounds_done
-            status.stage_in_sync.extend(admission.in_sync(StageIndex(i)) for i in range(len(self._stages)))
+        if self._admission is not None:
+            core = self._admission.core
+            status.grants = len(core.grants)
+            status.hint_keys = core.hints.sizes()[0]
+            status.rounds_in_flight = core.rounds_in_flight
+            status.rounds_done = core.rounds_done
+            status.stage_in_sync.extend(core.in_sync(StageIndex(i)) for i in range(len(self._stages)))
         return status

@@ -1,6 +1,6 @@
 """Writes the ledger's records to etcd: in batches, one transaction at a time, guarded by both leaderships.
 
-What should be written is kept by record name, the newest wins. So an etcd that is slow or away makes the batches
+What should be written is kept by record name, the newest wins. So an etcd that is slow or unavailable makes the batches
 larger, not the backlog longer, and a deletion is tried until it succeeds.
 """
 

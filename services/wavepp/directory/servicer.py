@@ -8,8 +8,8 @@ import grpc
 
 from wavepp.codec.admission import decode_command
 from wavepp.core.errors import PeerProtocolError
-from wavepp.directory.desk import Desk
 from wavepp.directory.leadership import Leadership
+from wavepp.directory.pipeline_admission import PipelineAdmission
 from wavepp.infra.outbox import Outbox
 from wavepp.infra.streams import serve_stream
 from wavepp.v1 import directory_pb2, directory_pb2_grpc, prefill_pb2
@@ -29,16 +29,16 @@ class DirectoryServicer(directory_pb2_grpc.DirectoryServiceServicer):
     ) -> AsyncIterator[directory_pb2.AdmissionEvent]:
         """Admission rounds, in the router's order."""
         outbox: Outbox[directory_pb2.AdmissionEvent] = Outbox()
-        desk: Desk | None = None
+        admission: PipelineAdmission | None = None
 
         def receive(command: directory_pb2.AdmissionCommand) -> None:
-            nonlocal desk
-            if desk is None:
+            nonlocal admission
+            if admission is None:
                 if command.WhichOneof("command") != "hello":
                     raise PeerProtocolError("the first message of the admission stream must be the hello")
-                desk = self._leadership.router_hello(command.hello, outbox)
-            elif desk.router is outbox:
-                desk.apply(decode_command(command, desk.block_tokens))
+                admission = self._leadership.router_hello(command.hello, outbox)
+            elif admission.router is outbox:
+                admission.apply(decode_command(command, admission.block_tokens))
 
         async for event in serve_stream(request_iterator, outbox, receive):
             yield event

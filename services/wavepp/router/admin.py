@@ -34,12 +34,12 @@ class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
         asking = asyncio.gather(*(self._ask_stage(stage) for _, stage in sorted(leadership.stages.items())))
         directory = await self._ask_directory()
         stages = await asking
-        pipeline, engine = leadership.pipeline, leadership.engine
+        pipeline, driver = leadership.pipeline, leadership.driver
         return prefill_pb2.GetStatusResponse(
             cluster=leadership.config.cluster,
             pipeline=leadership.config.pipeline,
             state=self.state(),
-            pipeline_epoch=engine.dispatcher.epoch if engine else 0,
+            pipeline_epoch=driver.dispatcher.epoch if driver else 0,
             directory_epoch=leadership.directory.directory_epoch,
             router=self._router(pipeline.keeper.raised if pipeline else 0),
             directory=directory,
@@ -51,21 +51,21 @@ class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
         leadership = self._leadership
         if leadership.misfit:
             return f"stages do not fit: {leadership.misfit}"
-        engine = leadership.engine
-        if engine is None:
+        driver = leadership.driver
+        if driver is None:
             return "waiting for all stages"
         if not leadership.leading or leadership.pipeline is None:
-            return "etcd is away; this router does not lead" if leadership.etcd_away else "standby"
+            return "etcd is unavailable; this router does not lead" if leadership.etcd_unavailable else "standby"
         keeper = leadership.pipeline.keeper
         if keeper.phase.value != "serving":
             missing = ", ".join(str(s) for s in keeper.missing)
             return keeper.phase.value + (f": no stage {missing}" if missing else f": {keeper.reason}")
-        if leadership.etcd_away:
-            return "degraded: etcd is away; what runs goes on, new requests wait"
+        if leadership.etcd_unavailable:
+            return "degraded: etcd is unavailable; what runs goes on, new requests wait"
         if leadership.directory.reason:
             return f"degraded: directory: {leadership.directory.reason}"
-        if engine.stalled_s > leadership.config.readiness_stall_s:
-            return f"stalled: no wave was done for {engine.stalled_s:.0f} s"
+        if driver.stalled_s > leadership.config.readiness_stall_s:
+            return f"stalled: no wave was done for {driver.stalled_s:.0f} s"
         return "serving"
 
     async def GetTimeline(  # noqa: N802 - the generated name
@@ -74,17 +74,17 @@ class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
         context: grpc.aio.ServicerContext[prefill_pb2.GetTimelineRequest, prefill_pb2.GetTimelineResponse],
     ) -> prefill_pb2.GetTimelineResponse:
         """Finished waves."""
-        engine = self._leadership.engine
-        entries = engine.timeline.last(request.waves_max) if engine else []
+        driver = self._leadership.driver
+        entries = driver.timeline.last(request.waves_max) if driver else []
         return await asyncio.to_thread(timeline_response, entries)
 
     def _router(self, epochs_raised: int) -> prefill_pb2.RouterStatus:
         status = prefill_pb2.RouterStatus(
             address=self.address, policy=self._leadership.config.policy, epochs_raised=epochs_raised
         )
-        engine = self._leadership.engine
-        if engine is not None:
-            dispatcher = engine.dispatcher
+        driver = self._leadership.driver
+        if driver is not None:
+            dispatcher = driver.dispatcher
             status.queued = dispatcher.queued
             status.admitting = dispatcher.admitting
             status.running = dispatcher.running

@@ -75,12 +75,12 @@ async def _drain(leadership: Leadership, front_door: PrefillServicer, server: Rp
     """Take no new requests, let those that run end within the time, fail the rest."""
     front_door.drain()
     await server.set_serving(False)
-    engine = leadership.engine
-    if engine is not None:
+    driver = leadership.driver
+    if driver is not None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
-                await engine.until_idle()
-        engine.fail_all(FailureKind.SHUTDOWN, "this router stops; send the request again")
+                await driver.until_idle()
+        driver.fail_all(FailureKind.SHUTDOWN, "this router stops; send the request again")
     leadership.step_down()
     await server.stop()
 
@@ -91,17 +91,17 @@ async def watch_progress(
     """Readiness follows progress, and a pipeline that does no wave is restarted; a task of the process.
 
     Serving: this router leads, the pipeline holds an epoch, and no work has been waiting without a wave done for
-    `readiness_stall_s`. A degraded pipeline (etcd away) is still serving what it has.
+    `readiness_stall_s`. A degraded pipeline (etcd unavailable) is still serving what it has.
     """
     config = leadership.config
     serving = False
     while not front_door.draining:
         await asyncio.sleep(WATCH_PERIOD_S)
-        engine, pipeline = leadership.engine, leadership.pipeline
-        ready = engine is not None and pipeline is not None and pipeline.keeper.phase.value == "serving"
-        if engine is not None and pipeline is not None and ready:
-            stalled_s = engine.stalled_s
-            if engine.dispatcher.waves_in_flight and stalled_s > config.wave_timeout_s:
+        driver, pipeline = leadership.driver, leadership.pipeline
+        ready = driver is not None and pipeline is not None and pipeline.keeper.phase.value == "serving"
+        if driver is not None and pipeline is not None and ready:
+            stalled_s = driver.stalled_s
+            if driver.dispatcher.waves_in_flight and stalled_s > config.wave_timeout_s:
                 pipeline.stalled(f"no wave was done for {stalled_s:.0f} s")
             ready = stalled_s <= config.readiness_stall_s
         if ready != serving:

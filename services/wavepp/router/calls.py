@@ -9,7 +9,7 @@ from typing import Final
 
 from wavepp.core.errors import WaveppError
 from wavepp.core.ids import RequestId
-from wavepp.core.router.requests import Outcome
+from wavepp.core.router.requests import RequestOutcome
 from wavepp.core.waves.types import ChosenToken
 from wavepp.router.timeline import WaveEntry
 
@@ -23,7 +23,7 @@ class Call:
     request: RequestId
     traced: bool
     tokens: deque[tuple[int, ChosenToken]] = field(default_factory=deque)
-    outcome: Outcome | None = None
+    outcome: RequestOutcome | None = None
     error: WaveppError | None = None
     waves: deque[WaveEntry] = field(default_factory=lambda: deque(maxlen=TRACED_WAVES_MAX))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -33,7 +33,7 @@ class Call:
         self.tokens.append((index, chosen))
         self.changed.set()
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: RequestOutcome) -> None:
         """All tokens are there."""
         self.outcome = outcome
         self.changed.set()
@@ -43,7 +43,7 @@ class Call:
         self.error = error
         self.changed.set()
 
-    async def result(self) -> Outcome:
+    async def result(self) -> RequestOutcome:
         """Wait for the outcome; raises what went wrong."""
         while True:
             if self.error is not None:

@@ -1,4 +1,4 @@
-"""What a client can be told, as types, and the gRPC status of each."""
+"""The errors that a client can get, as types, and the gRPC status of each."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ from typing import Any
 import grpc
 
 from wavepp.core.errors import InvariantError
-from wavepp.core.limits import MESSAGE_BYTES_MAX
+from wavepp.core.limits import MESSAGE_BYTES_MAX, TOKEN_BYTES
 from wavepp.core.router.requests import FailureKind
 from wavepp.router.calls import Call
-from wavepp.router.engine import Engine
+from wavepp.router.dispatch_driver import DispatchDriver
 from wavepp.router.errors import DeadlineError, NotServingError
-from wavepp.router.intake import Intake
 from wavepp.router.leadership import Leadership
+from wavepp.router.request_validator import RequestValidator
 from wavepp.router.response import prefill_response
 from wavepp.router.tokenizer import StreamDecoder
 from wavepp.router.tracing import RequestTrace, Tracing
@@ -45,14 +45,14 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         """The whole answer at once."""
         trace = self._tracing.begin(_traceparent(context), request.request_id)
         try:
-            engine, call = await self._take(request, context, trace)
-            timer = self._deadline(context, engine, call)
+            driver, call = await self._take(request, context, trace)
+            timer = self._deadline(context, driver, call)
             try:
                 outcome = await call.result()
             finally:
                 timer.cancel()
-                engine.stop(call, FailureKind.CANCELLED, "the client is gone")
-            trace.finished(outcome, call.waves, engine)
+                driver.stop(call, FailureKind.CANCELLED, "the client is gone")
+            trace.finished(outcome, call.waves, driver)
             return prefill_response(outcome, self._text([t.token for t in outcome.tokens]))
         except BaseException as error:
             trace.failed(error)
@@ -66,8 +66,8 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         """Each token as it is chosen, then the answer as `Prefill` gives it."""
         trace = self._tracing.begin(_traceparent(context), request.request_id)
         try:
-            engine, call = await self._take(request, context, trace)
-            timer = self._deadline(context, engine, call)
+            driver, call = await self._take(request, context, trace)
+            timer = self._deadline(context, driver, call)
             try:
                 decoder = StreamDecoder(self._leadership.codec) if self._leadership.codec else None
                 while (found := await call.next_token()) is not None:
@@ -78,8 +78,8 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
                 outcome = await call.result()
             finally:
                 timer.cancel()
-                engine.stop(call, FailureKind.CANCELLED, "the client is gone")
-            trace.finished(outcome, call.waves, engine)
+                driver.stop(call, FailureKind.CANCELLED, "the client is gone")
+            trace.finished(outcome, call.waves, driver)
             done = prefill_response(outcome, self._text([t.token for t in outcome.tokens]))
             yield prefill_pb2.PrefillEvent(done=done)
         except BaseException as error:
@@ -92,8 +92,8 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         context: grpc.aio.ServicerContext[prefill_pb2.GetModelInfoRequest, prefill_pb2.GetModelInfoResponse],
     ) -> prefill_pb2.GetModelInfoResponse:
         """What is served, and its limits."""
-        intake, _ = self._leadership.require_intake()
-        model, first = intake.model, self._leadership.served
+        validator, _ = self._leadership.require_validator()
+        model, first = validator.model, self._leadership.served
         if first is None:
             raise InvariantError("requests are taken before all stages were registered")
         return prefill_pb2.GetModelInfoResponse(
@@ -108,7 +108,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             layers=first.layers_total,
             dtype=first.dtype,
             eos_token_ids=sorted(model.eos_token_ids),
-            has_tokenizer=intake.codec is not None,
+            has_tokenizer=validator.codec is not None,
             emulated=first.emulated,
             wave_tokens_max=first.wave_tokens_max,
             message_bytes_max=MESSAGE_BYTES_MAX,
@@ -118,24 +118,24 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
 
     async def _take(
         self, message: prefill_pb2.PrefillRequest, context: Any, trace: RequestTrace
-    ) -> tuple[Engine, Call]:
-        intake, engine = self._open()
+    ) -> tuple[DispatchDriver, Call]:
+        validator, driver = self._open()
         remaining_s = context.time_remaining()
         if remaining_s is not None and remaining_s <= 0:
             raise DeadlineError("the deadline had passed when the request arrived")
-        new = await intake.admit(message, trace.traceparent)
+        new = await validator.admit(message, trace.traceparent)
         # A long prompt takes its time at the door, and the door may have been shut meanwhile.
-        if self._open()[1] is not engine:
+        if self._open()[1] is not driver:
             raise NotServingError("the stages were replaced by others; send the request again")
-        trace.identify(new.request, len(new.prompt) // 4)
-        return engine, engine.submit(new, traced=trace.recording)
+        trace.identify(new.request, len(new.prompt) // TOKEN_BYTES)
+        return driver, driver.submit(new, traced=trace.recording)
 
-    def _open(self) -> tuple[Intake, Engine]:
+    def _open(self) -> tuple[RequestValidator, DispatchDriver]:
         if self.draining:
             raise NotServingError("this router stops; ask another one")
-        return self._leadership.require_intake()
+        return self._leadership.require_validator()
 
-    def _deadline(self, context: Any, engine: Engine, call: Call) -> asyncio.TimerHandle:
+    def _deadline(self, context: Any, driver: DispatchDriver, call: Call) -> asyncio.TimerHandle:
         remaining_s = context.time_remaining()
         limit_s = self._leadership.config.request_timeout_s
         if remaining_s is not None:
@@ -144,7 +144,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
 
         def passed() -> None:
             waited_s = time.monotonic() - began
-            engine.stop(call, FailureKind.DEADLINE, f"the deadline passed after {waited_s:.1f} s")
+            driver.stop(call, FailureKind.DEADLINE, f"the deadline passed after {waited_s:.1f} s")
 
         return asyncio.get_running_loop().call_later(max(0.0, limit_s), passed)
 

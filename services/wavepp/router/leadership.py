@@ -27,10 +27,10 @@ from wavepp.infra.registry import watch_registrations
 from wavepp.infra.tasks import TaskOwner
 from wavepp.router.config import RouterConfig
 from wavepp.router.directory_client import DirectoryClient
-from wavepp.router.engine import Engine, Outlets
+from wavepp.router.dispatch_driver import DispatchDriver, Sinks
 from wavepp.router.errors import NotServingError
-from wavepp.router.intake import Intake, ServedModel
 from wavepp.router.pipeline import Pipeline
+from wavepp.router.request_validator import RequestValidator, ServedModel
 from wavepp.router.timeline import Timeline
 from wavepp.router.tokenizer import TextCodec
 from wavepp.v1 import directory_pb2, stage_pb2
@@ -39,13 +39,13 @@ _log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """A candidate. The engine outlives a leadership: requests wait while nobody, or somebody else, leads."""
+    """A candidate. The driver outlives a leadership: requests wait while nobody, or somebody else, leads."""
 
     def __init__(self, config: RouterConfig, client: EtcdClient, codec: TextCodec | None, tasks: TaskOwner) -> None:
         self.config = config
         self.keys = PipelineKeys(config.cluster, config.pipeline)
-        self.engine: Engine | None = None
-        self.intake: Intake | None = None
+        self.driver: DispatchDriver | None = None
+        self.validator: RequestValidator | None = None
         self.pipeline: Pipeline | None = None
         self.stages: dict[int, StageRegistration] = {}
         self.served: StageRegistration | None = None
@@ -68,17 +68,17 @@ class Leadership:
         return self._fence is not None
 
     @property
-    def etcd_away(self) -> bool:
+    def etcd_unavailable(self) -> bool:
         """Whether renewals of this process' lease fail."""
         return self._session is None or self._session.degraded
 
-    def require_intake(self) -> tuple[Intake, Engine]:
+    def require_validator(self) -> tuple[RequestValidator, DispatchDriver]:
         """What takes requests in; raises NotServingError while there is nothing that could serve them."""
-        if self.intake is None or self.engine is None:
+        if self.validator is None or self.driver is None:
             raise NotServingError(self.misfit or "the stages of this pipeline are not all registered yet; try again")
         if not self.leading:
             raise NotServingError("this router does not lead its pipeline; ask the one that does")
-        return self.intake, self.engine
+        return self.validator, self.driver
 
     # ---- stages ----
 
@@ -103,24 +103,24 @@ class Leadership:
             self.misfit = str(error)
             return
         self.misfit = ""
-        self.intake = Intake(served_model(self.config, ordered), self.codec)
+        self.validator = RequestValidator(served_model(self.config, ordered), self.codec)
         before, self.served = self.served, ordered[0]
         if before is None or before.shared_facts != self.served.shared_facts:
-            self._replace_engine(ordered)
+            self._replace_driver(ordered)
         self._complete.set()
 
-    def _replace_engine(self, stages: list[StageRegistration]) -> None:
+    def _replace_driver(self, stages: list[StageRegistration]) -> None:
         """The stages are the first ones, or of another shape: number, model, blocks or waves differ from before."""
         fence = self._fence
         self.step_down()
-        if self.engine is not None:
+        if self.driver is not None:
             _log.warning("the stages serve something else than before: requests of before end")
-            self.engine.fail_all(FailureKind.SHUTDOWN, "the stages were replaced by others; send the request again")
-        self.engine = self._new_engine(stages)
+            self.driver.fail_all(FailureKind.SHUTDOWN, "the stages were replaced by others; send the request again")
+        self.driver = self._new_driver(stages)
         if fence is not None:
             self._begin(fence)
 
-    def _new_engine(self, stages: list[StageRegistration]) -> Engine:
+    def _new_driver(self, stages: list[StageRegistration]) -> DispatchDriver:
         config, first = self.config, stages[0]
         planner = WavePlanner(
             PlannerConfig(
@@ -151,8 +151,8 @@ class Leadership:
             attempts_max=config.attempts_max,
         )
         dispatcher = Dispatcher(limits=limits, planner=planner, block_tokens=first.block_tokens)
-        outlets = Outlets(directory=self.directory.send, stage0=self._to_stage0)
-        return Engine(dispatcher, outlets, Timeline(config.timeline_waves_max))
+        sinks = Sinks(directory=self.directory.send, stage0=self._to_stage0)
+        return DispatchDriver(dispatcher, sinks, Timeline(config.timeline_waves_max))
 
     # ---- leading ----
 
@@ -187,7 +187,7 @@ class Leadership:
             self._client,
             self.keys,
             fence,
-            # Not of those that happen to be registered now: a stage may be away.
+            # Not of those that happen to be registered now: a stage may be missing.
             self.served.stages,
             self._tasks,
             apply=self._apply,
@@ -199,8 +199,8 @@ class Leadership:
     # ---- between the parts ----
 
     def _apply(self, event: dm.Event) -> None:
-        if self.engine is not None:
-            self.engine.apply(event)
+        if self.driver is not None:
+            self.driver.apply(event)
 
     def _to_stage0(self, command: stage_pb2.ControlCommand) -> None:
         if self.pipeline is not None:
@@ -210,9 +210,9 @@ class Leadership:
         self.directory.send(admission.encode_command(EpochMoved(epoch)))
 
     def _hello(self) -> directory_pb2.AdmissionHello:
-        if self._fence is None or self._session is None or self.engine is None:
+        if self._fence is None or self._session is None or self.driver is None:
             raise NotServingError("this router does not lead")
-        dispatcher = self.engine.dispatcher
+        dispatcher = self.driver.dispatcher
         return directory_pb2.AdmissionHello(
             cluster=self.config.cluster,
             pipeline=self.config.pipeline,
@@ -220,7 +220,7 @@ class Leadership:
             router_etcd_lease=self._session.lease,
             pipeline_epoch=dispatcher.epoch,
             live_grants=dispatcher.live_grants(),
-            alignment_tokens=self.intake.model.alignment_tokens if self.intake else 0,
+            alignment_tokens=self.validator.model.alignment_tokens if self.validator else 0,
         )
 
 

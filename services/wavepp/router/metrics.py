@@ -14,7 +14,7 @@ def export_metrics(metrics: Metrics, leadership: Leadership, tracing: Tracing) -
     """Register metrics that look at the dispatcher at scrape time (from the metrics thread: plain reads)."""
 
     def read(of: Callable[[Dispatcher], int]) -> Callable[[], float]:
-        return lambda: float(of(leadership.engine.dispatcher)) if leadership.engine else 0.0
+        return lambda: float(of(leadership.driver.dispatcher)) if leadership.driver else 0.0
 
     requests = metrics.gauge("requests", "requests", "Requests in the router by state.", ["state"])
     requests.labels("queued").set_function(read(lambda d: d.queued))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from wavepp.codec.types import encode_reuse
-from wavepp.core.router.requests import Outcome
+from wavepp.core.router.requests import RequestOutcome
 from wavepp.v1 import prefill_pb2, types_pb2
 
 
-def prefill_response(outcome: Outcome, text: str) -> prefill_pb2.PrefillResponse:
+def prefill_response(outcome: RequestOutcome, text: str) -> prefill_pb2.PrefillResponse:
     """The answer to a client."""
     times, first = outcome.times, outcome.tokens[0]
     reuse = encode_reuse(outcome.reuse)

@@ -33,8 +33,8 @@ class Timeline:
 
     def issued(self, wave: WaveId, epoch: PipelineEpoch, chunks: tuple[IssuedChunk, ...], now_ns: int) -> None:
         """A wave went to stage 0."""
-        told = tuple((c.request, c.chunk.start, c.chunk.length, c.chunk.decode) for c in chunks)
-        self._in_flight[wave] = WaveEntry(wave, epoch, now_ns, told)
+        chunk_records = tuple((c.request, c.chunk.start, c.chunk.length, c.chunk.decode) for c in chunks)
+        self._in_flight[wave] = WaveEntry(wave, epoch, now_ns, chunk_records)
 
     def done(self, wave: WaveId, steps: tuple[StepTime, ...], now_ns: int) -> WaveEntry | None:
         """The last stage has done it."""

@@ -74,7 +74,7 @@ class StreamDecoder:
 
     The pieces together are what `TextCodec.decode` gives for all tokens, without an unfinished character at the end.
     One exception: a byte-fallback decoder makes a whole run of bytes unreadable when the run ends up broken, and
-    characters of the run that were told by then stay told.
+    characters of the run that were given out by then stay so.
     """
 
     def __init__(self, codec: TextCodec) -> None:
@@ -91,10 +91,10 @@ class StreamDecoder:
         if (not new or new.endswith(UNREADABLE)) and len(self._held) < HELD_TOKENS_MAX:
             return ""
         ready = self._ready(new)
-        told, self._held = self._held[:ready], self._held[ready:]
-        piece = self._added_by(told)
+        ready_tokens, self._held = self._held[:ready], self._held[ready:]
+        piece = self._added_by(ready_tokens)
         if piece:
-            self._context, self._context_text = told, self._codec.decode(told)
+            self._context, self._context_text = ready_tokens, self._codec.decode(ready_tokens)
         return piece
 
     def _added_by(self, tokens: list[int]) -> str:
@@ -102,7 +102,7 @@ class StreamDecoder:
         text = self._codec.decode(self._context + tokens)
         if text.startswith(self._context_text):
             return text[len(self._context_text) :]
-        # Bytes that made characters have become part of a broken run. Told is told: what is new stands alone.
+        # Bytes that made characters are part of a broken run now. What was given out stays; what is new stands alone.
         return self._codec.decode(tokens)
 
     def _ready(self, new: str) -> int:

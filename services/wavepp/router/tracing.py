@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from wavepp.core.errors import WaveppError
 from wavepp.core.ids import RequestId
 from wavepp.core.limits import REQUEST_ID_BYTES_MAX
-from wavepp.core.router.requests import Outcome
+from wavepp.core.router.requests import RequestOutcome
 from wavepp.infra.telemetry import (
     Telemetry,
     context_from_traceparent,
@@ -25,13 +25,15 @@ from wavepp.infra.telemetry import (
     start_span,
     traceparent_of,
 )
-from wavepp.router.engine import Engine
+from wavepp.router.dispatch_driver import DispatchDriver
 from wavepp.router.timeline import WaveEntry
 
 _log = logging.getLogger(__name__)
 
 FINISHED_MAX: Final = 1024
 """Traces whose spans wait to be written; more are dropped, and counted."""
+
+_Finished: TypeAlias = tuple[Span, RequestOutcome, tuple[WaveEntry, ...], DispatchDriver]
 
 
 class Tracing:
@@ -40,7 +42,7 @@ class Tracing:
     def __init__(self, telemetry: Telemetry) -> None:
         self.telemetry = telemetry
         self.dropped = 0
-        self._finished: asyncio.Queue[tuple[Span, Outcome, tuple[WaveEntry, ...], Engine]] = asyncio.Queue(FINISHED_MAX)
+        self._finished: asyncio.Queue[_Finished] = asyncio.Queue(FINISHED_MAX)
 
     def begin(self, traceparent: str, request_id: str) -> RequestTrace:
         """The trace of a request that has just arrived, below the caller's span if it named one."""
@@ -56,10 +58,10 @@ class Tracing:
         )
         return RequestTrace(self, span)
 
-    def finished(self, span: Span, outcome: Outcome, waves: Iterable[WaveEntry], engine: Engine) -> None:
+    def finished(self, span: Span, outcome: RequestOutcome, waves: Iterable[WaveEntry], driver: DispatchDriver) -> None:
         """Have the spans of a finished request written."""
         try:
-            self._finished.put_nowait((span, outcome, tuple(waves), engine))
+            self._finished.put_nowait((span, outcome, tuple(waves), driver))
         except asyncio.QueueFull:
             self.dropped += 1
             span.end()
@@ -79,9 +81,9 @@ class Tracing:
         while not self._finished.empty():
             self._write(*self._finished.get_nowait())
 
-    def _write(self, span: Span, outcome: Outcome, waves: tuple[WaveEntry, ...], engine: Engine) -> None:
+    def _write(self, span: Span, outcome: RequestOutcome, waves: tuple[WaveEntry, ...], driver: DispatchDriver) -> None:
         tracer, parent, times = self.telemetry.tracer, context_of(span), outcome.times
-        wall = engine.wall_ns
+        wall = driver.wall_ns
         request = outcome.request
         record_span(tracer, "queue", parent, wall(times.arrived), wall(times.asked))
         record_span(
@@ -159,12 +161,12 @@ class RequestTrace:
         if self._span is not None:
             self._span.set_attributes({"wavepp.request_id": request, "wavepp.prompt_tokens": prompt_tokens})
 
-    def finished(self, outcome: Outcome, waves: Iterable[WaveEntry], engine: Engine) -> None:
+    def finished(self, outcome: RequestOutcome, waves: Iterable[WaveEntry], driver: DispatchDriver) -> None:
         """The request has its tokens."""
         if self._span is not None and not self._over:
             self._over = True
             if self.recording:
-                self._tracing.finished(self._span, outcome, waves, engine)
+                self._tracing.finished(self._span, outcome, waves, driver)
             else:
                 self._span.end()
 

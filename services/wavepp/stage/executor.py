@@ -30,7 +30,7 @@ class ExecutorJob:
     job: Job
 
 
-class Executor:
+class ExecutorThread:
     """Owns the thread. Results come back on the event loop, in the order of the jobs.
 
     `on_done` is called on the loop. A job that raises fails all its grants, with the error's text as reason: one bad
@@ -84,7 +84,7 @@ class Executor:
             return JobResult((), {}, (), 0), ""
         try:
             return self._model.run(job), ""
-        except Exception as error:  # noqa: BLE001 - told to the router as the reason of every grant of the wave
+        except Exception as error:  # noqa: BLE001 - the router hears it as the reason of every grant of the wave
             _log.exception("wave failed", extra={"wave": job.wave})
             return None, f"{type(error).__name__}: {error}"[:200]
 

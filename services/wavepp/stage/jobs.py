@@ -28,7 +28,7 @@ def model_job(run: sm.RunJob) -> Job:
     )
 
 
-def _model_chunk(chunk: sm.JobChunk) -> JobChunk:
+def _model_chunk(chunk: sm.PlacedChunk) -> JobChunk:
     sampling = None
     if chunk.sample:
         context = chunk.context

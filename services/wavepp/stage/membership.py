@@ -54,7 +54,7 @@ class Membership:
         self._session: Session | None = None
 
     async def join(self) -> None:
-        """Register for the first time. Raises StartupError when etcd is away or the stage does not fit."""
+        """Register for the first time. Raises StartupError when etcd is unavailable or the stage does not fit."""
         try:
             await self._check_neighbours()
             await self._register()

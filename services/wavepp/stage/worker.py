@@ -22,7 +22,7 @@ from wavepp.infra.faults import fatal_faults
 from wavepp.infra.outbox import Outbox
 from wavepp.infra.tasks import TaskOwner
 from wavepp.stage.config import StageConfig
-from wavepp.stage.executor import Executor, ExecutorJob
+from wavepp.stage.executor import ExecutorJob, ExecutorThread
 from wavepp.stage.jobs import model_job
 from wavepp.stage.links.base import Transport
 from wavepp.stage.model.base import ModelFacts, StageModel
@@ -57,7 +57,7 @@ class StageWorker:
             waves_queued_max=WAVES_QUEUED_MAX,
             validate=config.validate_invariants,
         )
-        self.executor = Executor(model, self.stage, self.apply)
+        self.executor = ExecutorThread(model, self.stage, self.apply)
         self.neighbours = Neighbours(
             cluster=config.cluster,
             pipeline=config.pipeline,
@@ -121,9 +121,9 @@ class StageWorker:
         )
 
     def send_dump(self) -> None:
-        """Everything that is held, at once, so that no change comes between the pieces."""
-        for piece in self.sequencer.cache.dump():
-            self.rounds.put(rounds.encode_dump(self.incarnation, piece))
+        """Everything that is held, at once, so that no change comes between the segments."""
+        for segment in self.sequencer.cache.dump():
+            self.rounds.put(rounds.encode_dump(self.incarnation, segment))
 
     def _link_lost(self, epoch: PipelineEpoch, reason: str) -> None:
         _log.warning("link lost: %s", reason, extra={"epoch": epoch})

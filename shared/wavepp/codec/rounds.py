@@ -7,7 +7,7 @@ from wavepp.core.cache.types import (
     CacheChange,
     CacheChanges,
     ChangeKind,
-    DumpPiece,
+    DumpSegment,
     Missing,
     NeedKeys,
     Never,
@@ -175,14 +175,14 @@ def decode_changes(stage: StageIndex, message: stage_pb2.CacheChanges) -> direct
     return directory_ev.CacheChanged(stage, message.incarnation, message.first, changes, message.gap)
 
 
-def encode_dump(incarnation: str, piece: DumpPiece) -> stage_pb2.RoundsEvent:
+def encode_dump(incarnation: str, segment: DumpSegment) -> stage_pb2.RoundsEvent:
     """A part of all that the cache holds."""
     message = stage_pb2.CacheDump(
         incarnation=incarnation,
-        keys=piece.keys,
-        snapshot_keys=piece.snapshot_keys,
-        last=piece.last,
-        next_change=piece.cursor,
+        keys=segment.keys,
+        snapshot_keys=segment.snapshot_keys,
+        last=segment.last,
+        next_change=segment.cursor,
     )
     return stage_pb2.RoundsEvent(dump=message)
 

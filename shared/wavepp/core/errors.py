@@ -34,8 +34,8 @@ class TransitionError(InvariantError):
     """An event that is impossible in the present state; carries the object's story (its last events)."""
 
     def __init__(self, what: str, state: str, event: str, story: tuple[str, ...] = ()) -> None:
-        told = " <- ".join(reversed(story)) if story else "(none)"
-        super().__init__(f"{what}: event {event!r} is impossible in state {state!r}; last events: {told}")
+        events = " <- ".join(reversed(story)) if story else "(none)"
+        super().__init__(f"{what}: event {event!r} is impossible in state {state!r}; last events: {events}")
         self.what = what
         self.state = state
         self.event = event

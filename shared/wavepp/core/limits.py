@@ -37,7 +37,7 @@ CHUNK_KEYS_MAX: Final = 1024
 
 SNAPSHOT_OFFERS_MAX: Final = 64
 CACHE_CHANGES_MAX: Final = 4096
-"""Changes in one message from a stage, and keys in one piece of a dump."""
+"""Changes in one message from a stage, and keys in one segment of a dump."""
 
 FRAME_HEADER_BYTES_MAX: Final = 1024 * 1024
 FRAME_PAYLOAD_BYTES_MAX: Final = 1024 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""The pause between tries against a peer that is away: doubling, bounded, jittered."""
+"""The pause between tries against a peer that is unavailable: doubling, bounded, jittered."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class SimExecutor(Executor):
         step = span.step(self.stage, sum(c.length for c in job.chunks))
         return sm.JobDone(job.wave, step, tuple(failed), Payload(tuple(rows), before), tuple(samples))
 
-    def _state_before(self, chunk: sm.JobChunk) -> int:
+    def _state_before(self, chunk: sm.PlacedChunk) -> int:
         if not chunk.start:
             return 0
         at = chunk.start - 1
@@ -96,7 +96,7 @@ class SimExecutor(Executor):
         slot = chunk.state_slot if chunk.restore_slot is None else chunk.restore_slot
         return held if state.get(slot, _UNWRITTEN) == held else _UNWRITTEN
 
-    def _values(self, chunk: sm.JobChunk, held: int, rows: tuple[int, ...]) -> list[int]:
+    def _values(self, chunk: sm.PlacedChunk, held: int, rows: tuple[int, ...]) -> list[int]:
         mine = rows[chunk.row : chunk.row + chunk.length]
         if self.stage:
             return list(mine)
@@ -106,7 +106,7 @@ class SimExecutor(Executor):
             values.append(held)
         return values
 
-    def _keep(self, chunk: sm.JobChunk, values: list[int]) -> None:
+    def _keep(self, chunk: sm.PlacedChunk, values: list[int]) -> None:
         for position, value in enumerate(values, chunk.start):
             self.blocks[chunk.table[position // self.block_tokens], position % self.block_tokens] = value
         if chunk.state_slot is not None:

@@ -13,7 +13,7 @@ from wavepp.core.stage import events as sm
 from wavepp.core.waves.cost import StageCost, total
 from wavepp.core.waves.types import StepTime
 
-Failing: TypeAlias = Callable[[StageIndex, sm.JobChunk], str]
+Failing: TypeAlias = Callable[[StageIndex, sm.PlacedChunk], str]
 """Why a chunk's output is not finite on a stage; empty while all is well."""
 
 _NS_PER_MS = 1e6

@@ -18,7 +18,7 @@ from wavepp.core.keys import Namespace, prefix_keys, root_key
 from wavepp.core.router import epochs as ep
 from wavepp.core.router import events as dm
 from wavepp.core.router.dispatcher import Dispatcher
-from wavepp.core.router.requests import Failure, FailureKind, NewRequest, Outcome
+from wavepp.core.router.requests import Failure, FailureKind, NewRequest, RequestOutcome
 from wavepp.core.stage import events as sm
 from wavepp.core.tokens import encode_tokens
 from wavepp.sim.delivery import Deliver, Delivery, RandomOrder
@@ -80,7 +80,7 @@ class SimMesh:
         return self._directory.admission
 
     @property
-    def outcomes(self) -> dict[RequestId, Outcome]:
+    def outcomes(self) -> dict[RequestId, RequestOutcome]:
         """Requests that were answered."""
         return self.router.outcomes
 

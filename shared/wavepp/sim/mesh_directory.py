@@ -16,7 +16,7 @@ from wavepp.sim.mesh_config import MeshConfig, Peers, SimEtcd
 from wavepp.sim.mesh_stages import SimStages
 
 ETCD_RETRY_MS: Final = 100.0
-"""While etcd is away, whatever must be written is tried again after this time."""
+"""While etcd is unavailable, whatever must be written is tried again after this time."""
 
 
 class SimDirectory:
@@ -120,12 +120,14 @@ class SimDirectory:
             # A mended record is tried until it is written.
             self._write_later(record, ETCD_RETRY_MS)
         if record.round is not None:
-            self.handle(am.RecordWritten(record.round, ok, "" if ok else "etcd is away"))
+            self.handle(am.RecordWritten(record.round, ok, "" if ok else "etcd is unavailable"))
 
     def _dump(self, stage: StageIndex) -> None:
         it = self._stages.processes[stage]
-        for piece in it.sequencer.cache.dump():
-            event = am.CacheDumped(stage, it.incarnation, piece.keys, piece.snapshot_keys, piece.last, piece.cursor)
+        for segment in it.sequencer.cache.dump():
+            event = am.CacheDumped(
+                stage, it.incarnation, segment.keys, segment.snapshot_keys, segment.last, segment.cursor
+            )
             self._send_dumped(event)
 
     def _send_dumped(self, event: am.CacheDumped) -> None:

@@ -10,7 +10,7 @@ from wavepp.core.ids import PipelineEpoch, RequestId
 from wavepp.core.router import epochs as ep
 from wavepp.core.router import events as dm
 from wavepp.core.router.dispatcher import Dispatcher, DispatchLimits
-from wavepp.core.router.requests import Failure, Outcome
+from wavepp.core.router.requests import Failure, RequestOutcome
 from wavepp.core.stage import events as sm
 from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.wire.types import FrameChunk
@@ -39,13 +39,13 @@ class SimRouter:
         peers: Peers,
         etcd: SimEtcd,
     ) -> None:
-        self.outcomes: dict[RequestId, Outcome] = {}
+        self.outcomes: dict[RequestId, RequestOutcome] = {}
         self.failures: dict[RequestId, Failure] = {}
         self.streamed: dict[RequestId, list[int]] = {}
         self.finished_order: list[RequestId] = []
         self.granted_in: dict[RequestId, int] = {}
         self.waves = 0
-        self.on_finished: Callable[[Outcome], None] = lambda outcome: None
+        self.on_finished: Callable[[RequestOutcome], None] = lambda outcome: None
         self.on_failed: Callable[[Failure], None] = lambda failure: None
         self._config = config
         self._model = model

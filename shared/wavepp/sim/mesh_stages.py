@@ -54,7 +54,7 @@ class SimStages:
         incarnation = Incarnation(f"inc-{self._incarnations}")
         return StageProcess(index, incarnation, sequencer, self._model.executor(index, self._failing))
 
-    def _failing(self, stage: StageIndex, chunk: sm.JobChunk) -> str:
+    def _failing(self, stage: StageIndex, chunk: sm.PlacedChunk) -> str:
         if not self.poisoned:
             return ""
         return "output is not finite" if self.poisoned.get(RequestId(str(chunk.context))) == stage else ""

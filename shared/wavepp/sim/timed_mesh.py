@@ -11,7 +11,7 @@ from typing import Final
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import PrefixKey, RequestId
 from wavepp.core.limits import KEY_BYTES, TOKEN_BYTES
-from wavepp.core.router.requests import Failure, NewRequest, Outcome
+from wavepp.core.router.requests import Failure, NewRequest, RequestOutcome
 from wavepp.core.waves.cost import StageCost, amount
 from wavepp.core.waves.policies import WavePolicy
 from wavepp.core.waves.policy_factory import PolicyName, make_policy
@@ -164,7 +164,7 @@ class TimedMesh:
         """A request's uncached work on the slowest stage."""
         return self._slowest.work_ms(amount(cached_tokens, prompt_tokens - cached_tokens))
 
-    def _finished(self, outcome: Outcome) -> None:
+    def _finished(self, outcome: RequestOutcome) -> None:
         ask = self._asks.pop(outcome.request)
         times = outcome.times
         finished = Finished(

@@ -65,11 +65,11 @@ def test_what_a_killed_supervisor_left_is_ended_also_when_it_is_deaf(tmp_path: P
     with deaf.stdout:
         assert deaf.stdout.readline() == b"deaf\n"
     note_processes(tmp_path, {"quiet": quiet.pid, "deaf": deaf.pid})
-    told: list[str] = []
+    lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("wavepp.cli.local.leftovers.TERM_GRACE_S", 1.0)
-        with own_run_dir(tmp_path, told.append):
-            assert told == ["ended what an earlier run had left running: quiet, deaf"]
+        with own_run_dir(tmp_path, lines.append):
+            assert lines == ["ended what an earlier run had left running: quiet, deaf"]
     assert quiet.wait(10) == -signal.SIGTERM
     assert deaf.wait(10) == -signal.SIGKILL
     assert end_leftovers(tmp_path) == []

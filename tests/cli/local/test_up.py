@@ -162,17 +162,23 @@ def test_a_missing_model_is_one_line(tmp_path: Path) -> None:
     assert error_line(result).startswith("wavepp up: no model '/nowhere'")
 
 
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
 def test_an_unsupported_model_is_the_stages_own_line_and_nothing_is_left(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text('{"model_type": "no-such-type"}')
+    before = children()
     result = wavepp("up", "--model", str(model), "--port", "0", "--run-dir", str(tmp_path / "run"))
     assert result.exit_code == 1
     assert "ended with exit code 1: model type 'no-such-type' is not supported" in error_line(result)
-    assert psutil.Process().children(recursive=True) == []
+    assert children() == before
 
 
 def test_an_etcd_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
+    before = children()
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{nobody.getsockname()[1]}"
@@ -181,7 +187,7 @@ def test_an_etcd_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
         )
     assert result.exit_code == 1
     assert f"etcd get /wavepp/ at {endpoint}: UNAVAILABLE" in error_line(result)
-    assert psutil.Process().children(recursive=True) == []
+    assert children() == before
 
 
 @pytest.mark.parametrize(

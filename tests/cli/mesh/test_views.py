@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from wavepp.cli.mesh.batch import Outcome
+from wavepp.cli.mesh.batch import PromptOutcome
 from wavepp.cli.mesh.client import Answer, CallError
 from wavepp.cli.mesh.plain import to_plain
 from wavepp.cli.mesh.prefill_view import answers_json, answers_table, explanation, words_of
@@ -114,8 +114,8 @@ def test_absent_messages_and_optional_fields_are_null_and_maps_keep_their_number
 
 def test_a_table_of_answers_has_counts_speed_and_words_or_the_error() -> None:
     named = [
-        ("first", Outcome(answer=Answer(answer(text="Paris\n it is"), 0.5, 1.0))),
-        ("second", Outcome(error=CallError("NOT_FOUND", "model 'x' is not served here"))),
+        ("first", PromptOutcome(answer=Answer(answer(text="Paris\n it is"), 0.5, 1.0))),
+        ("second", PromptOutcome(error=CallError("NOT_FOUND", "model 'x' is not served here"))),
     ]
     shown = rendered(answers_table(named))
     for part in ("1,000", "960", "40", "500 ms", "2,000", "Paris it is", "NOT_FOUND: model 'x' is not served here"):
@@ -136,16 +136,16 @@ def test_the_explanation_names_the_stage_that_limited_reuse_and_the_room_waited_
         waited_for_stage=0,
         waited_for_pool="kv",
     )
-    told = explanation(answer(reuse=reuse, waves=3, attempts=1))
-    assert "agreed 960 of 1000 (limited by stage 1)" in told
-    assert "3 waves, 1 attempt," in told
-    assert "waited 2 times for room, last for kv on stage 0" in told
+    text = explanation(answer(reuse=reuse, waves=3, attempts=1))
+    assert "agreed 960 of 1000 (limited by stage 1)" in text
+    assert "3 waves, 1 attempt," in text
+    assert "waited 2 times for room, last for kv on stage 0" in text
 
 
 def test_answers_as_json_have_an_answer_or_an_error() -> None:
     named = [
-        ("first", Outcome(answer=Answer(answer(), 0.5, 1.0))),
-        ("second", Outcome(error=CallError("RESOURCE_EXHAUSTED", "full", 250))),
+        ("first", PromptOutcome(answer=Answer(answer(), 0.5, 1.0))),
+        ("second", PromptOutcome(error=CallError("RESOURCE_EXHAUSTED", "full", 250))),
     ]
     first, second = answers_json(named)["results"]
     assert first["error"] is None

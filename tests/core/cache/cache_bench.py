@@ -75,7 +75,7 @@ class Bench:
 
     def held(self, prompt: str) -> int:
         """How many blocks of a prompt are held; changes nothing."""
-        held = b"".join(piece.keys for piece in self.cache.dump())
+        held = b"".join(segment.keys for segment in self.cache.dump())
         names = {key_at(held, i) for i in range(key_count(held))}
         return sum(key_at(keys_of(prompt), i) in names for i in range(len(prompt)))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from cache_bench import DENSE, HYBRID, B, Bench, evict, key_of, keys_of
 
-from wavepp.core.cache.changes import UNDRAINED_CHANGES_MAX, ChangeLog, dump_pieces
+from wavepp.core.cache.changes import UNDRAINED_CHANGES_MAX, ChangeLog, dump_segments
 from wavepp.core.cache.stage_cache import StageCache
 from wavepp.core.cache.types import ChangeKind
 from wavepp.core.errors import InvalidInputError
@@ -60,22 +60,22 @@ def test_a_dump_is_what_was_held_when_it_was_asked_for(hybrid: Bench) -> None:
     cursor = hybrid.cache.cursor
     dump = hybrid.cache.dump()
     evict(hybrid, 3)
-    [piece] = list(dump)
-    assert (piece.cursor, piece.last) == (cursor, True)
-    assert (piece.keys, piece.snapshot_keys) == (keys_of("abc"), key_of("ab"))
+    [segment] = list(dump)
+    assert (segment.cursor, segment.last) == (cursor, True)
+    assert (segment.keys, segment.snapshot_keys) == (keys_of("abc"), key_of("ab"))
     [empty] = list(hybrid.cache.dump())
     assert (empty.keys, empty.snapshot_keys, empty.last) == (b"", b"", True)
 
 
-@pytest.mark.parametrize("piece_keys", [1, 2, 3, 4, 5, 6, 100])
-def test_a_dump_comes_in_pieces_that_make_up_the_whole(piece_keys: int) -> None:
+@pytest.mark.parametrize("segment_keys", [1, 2, 3, 4, 5, 6, 100])
+def test_a_dump_comes_in_segments_that_make_up_the_whole(segment_keys: int) -> None:
     keys = [key_at(keys_of("abcd"), i) for i in range(4)]
-    pieces = list(dump_pieces(9, keys, keys[:2], piece_keys))
-    assert b"".join(piece.keys for piece in pieces) == keys_of("abcd")
-    assert b"".join(piece.snapshot_keys for piece in pieces) == keys_of("ab")
-    assert all(len(piece.keys + piece.snapshot_keys) <= 16 * piece_keys for piece in pieces)
-    assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert len(pieces) == -(-6 // piece_keys)
+    segments = list(dump_segments(9, keys, keys[:2], segment_keys))
+    assert b"".join(segment.keys for segment in segments) == keys_of("abcd")
+    assert b"".join(segment.snapshot_keys for segment in segments) == keys_of("ab")
+    assert all(len(segment.keys + segment.snapshot_keys) <= 16 * segment_keys for segment in segments)
+    assert [segment.last for segment in segments] == [False] * (len(segments) - 1) + [True]
+    assert len(segments) == -(-6 // segment_keys)
 
 
 def test_room_is_numbered_by_its_changes(dense: Bench) -> None:

@@ -59,7 +59,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.live: dict[GrantId, Driven] = {}
         self.spent: list[LeaseReceipt] = []
         self.where: dict[PrefixKey, BlockId] = {}
-        self.told = 0
+        self.drained_changes = 0
         self.seen = 0
         self.grants_made = 0
 
@@ -265,13 +265,13 @@ class CacheMachine(RuleBasedStateMachine):
         if len(self.oracle.events) % 3:
             return
         drained = self.cache.drain_changes()
-        assert (drained.first_number, drained.gap) == (self.told, False)
-        assert list(drained.changes) == self.oracle.events[self.told :]
-        self.told += len(drained.changes)
-        pieces = list(self.cache.dump())
-        assert {piece.cursor for piece in pieces} == {len(self.oracle.events)}
-        assert b"".join(piece.keys for piece in pieces) == b"".join(self.oracle.parents)
-        assert b"".join(piece.snapshot_keys for piece in pieces) == b"".join(self.oracle.snapshots)
+        assert (drained.first_number, drained.gap) == (self.drained_changes, False)
+        assert list(drained.changes) == self.oracle.events[self.drained_changes :]
+        self.drained_changes += len(drained.changes)
+        segments = list(self.cache.dump())
+        assert {segment.cursor for segment in segments} == {len(self.oracle.events)}
+        assert b"".join(segment.keys for segment in segments) == b"".join(self.oracle.parents)
+        assert b"".join(segment.snapshot_keys for segment in segments) == b"".join(self.oracle.snapshots)
 
     def teardown(self) -> None:
         for grant in list(self.live):

@@ -146,7 +146,7 @@ def test_the_oldest_snapshot_makes_room_for_a_new_one(hybrid: Bench) -> None:
     hybrid.cache.commit(used)
     hybrid.release(used)
     hybrid.cached("d", snapshots=(1,))
-    kept = b"".join(piece.snapshot_keys for piece in hybrid.cache.dump())
+    kept = b"".join(segment.snapshot_keys for segment in hybrid.cache.dump())
     assert {key_at(kept, i) for i in range(3)} == {key_of("a"), key_of("c"), key_of("d")}
 
 
@@ -157,7 +157,7 @@ def test_writing_a_snapshot_that_is_there_counts_as_its_use(hybrid: Bench) -> No
     hybrid.run(two, "a", snapshots=(1,))
     for prompt in ("c", "d"):
         hybrid.cached(prompt, snapshots=(1,))
-    kept = b"".join(piece.snapshot_keys for piece in hybrid.cache.dump())
+    kept = b"".join(segment.snapshot_keys for segment in hybrid.cache.dump())
     assert kept == key_of("a") + key_of("c") + key_of("d")
 
 

@@ -298,7 +298,7 @@ def test_a_request_that_is_cancelled_while_it_is_asked_for_ignores_what_is_decid
     router.submit("a")
     grant = router.asked.attempts[0].grant
     assert dm.SendCancel((grant,)) in router.stop("a")
-    assert router.dispatcher.admitting == 1, "the directory has not told yet"
+    assert router.dispatcher.admitting == 1, "the directory has not decided yet"
     assert router.decide(Granted(0, NO_REUSE)) == []
     assert (router.dispatcher.admitting, router.dispatcher.running) == (0, 0)
 

@@ -118,7 +118,7 @@ def compute(sequencer: Sequencer, number: int, *chunks: FrameChunk, ended: tuple
 
 
 def held_keys(sequencer: Sequencer) -> set[bytes]:
-    packed = b"".join(piece.keys for piece in sequencer.cache.dump())
+    packed = b"".join(segment.keys for segment in sequencer.cache.dump())
     return {packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES)}
 
 
@@ -190,7 +190,7 @@ def test_room_is_told_only_to_those_who_were_refused_and_until_they_have_enough(
     assert rooms(out) == [], "the refusal itself carries this room's number"
     assert rooms(sequencer.handle(sm.AbortArrived((g(9),)))) == [], "nothing changed"
     assert rooms(sequencer.handle(sm.AbortArrived((g(1),)))) == [11]
-    assert rooms(sequencer.handle(sm.AbortArrived((g(2),)))) == [], "enough was told"
+    assert rooms(sequencer.handle(sm.AbortArrived((g(2),)))) == [], "enough was reported"
 
 
 def test_room_is_told_again_and_again_while_it_is_not_enough() -> None:

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wavepp.core.waves.cost import PipelineCost, StageCost
-from wavepp.core.waves.population import Typical
+from wavepp.core.waves.in_flight_work import Typical
 from wavepp.core.waves.target import Cutting, WaveSize, WaveTarget
 
 

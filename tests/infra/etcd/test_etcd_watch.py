@@ -25,7 +25,7 @@ async def following(watch: Watch) -> Reset | Put | Delete:
     return await asyncio.wait_for(anext(watch), WAIT_S)
 
 
-def told(event: Reset | Put | Delete) -> object:
+def content(event: Reset | Put | Delete) -> object:
     match event:
         case Reset(items):
             return {item.key: item.value for item in items}
@@ -44,11 +44,11 @@ async def test_snapshot_then_each_change_in_order(etcd: EtcdClient, etcd_prefix:
     one, two = etcd_prefix + "1", etcd_prefix + "2"
     await etcd.put(one, b"old")
     async with aclosing(snapshot_watch(etcd, etcd_prefix)) as watch:
-        assert told(await following(watch)) == {one: b"old"}
+        assert content(await following(watch)) == {one: b"old"}
         await etcd.put(etcd_prefix[:-1] + "!", b"outside")
         await etcd.put(one, b"new")
         await etcd.txn([], [PutOp(two, b"x"), DeleteOp(one)])
-        assert [told(await following(watch)) for _ in range(3)] == [(one, b"new"), (two, b"x"), one]
+        assert [content(await following(watch)) for _ in range(3)] == [(one, b"new"), (two, b"x"), one]
 
 
 async def test_keys_that_go_with_their_lease_are_told_as_deleted(etcd: EtcdClient, etcd_prefix: str) -> None:
@@ -57,7 +57,7 @@ async def test_keys_that_go_with_their_lease_are_told_as_deleted(etcd: EtcdClien
     async with aclosing(snapshot_watch(etcd, etcd_prefix)) as watch:
         await following(watch)
         await etcd.lease_revoke(lease)
-        assert told(await following(watch)) == etcd_prefix + "a"
+        assert content(await following(watch)) == etcd_prefix + "a"
 
 
 async def test_restart_of_etcd_loses_no_event_and_repeats_none(own_etcd: EtcdServer) -> None:
@@ -68,12 +68,12 @@ async def test_restart_of_etcd_loses_no_event_and_repeats_none(own_etcd: EtcdSer
     ):
         await following(watch)
         await writer.put("a/1", b"1")
-        assert told(await following(watch)) == ("a/1", b"1")
+        assert content(await following(watch)) == ("a/1", b"1")
         waiting = asyncio.ensure_future(following(watch))
         await asyncio.to_thread(own_etcd.stop)
         await asyncio.to_thread(own_etcd.start)
         await eventually(lambda: writer.put("a/2", b"2"))
-        assert told(await waiting) == ("a/2", b"2")
+        assert content(await waiting) == ("a/2", b"2")
 
 
 async def test_changes_made_while_cut_off_come_after_the_reconnect(
@@ -95,9 +95,9 @@ async def test_changes_made_while_cut_off_come_after_the_reconnect(
             await etcd.put(f"{etcd_prefix}{i}", b"")
         waiting = asyncio.ensure_future(following(watch))
         etcd_proxy.refuse = False
-        keys = [told(await waiting)] + [told(await following(watch)) for _ in range(count // 2)]
+        keys = [content(await waiting)] + [content(await following(watch)) for _ in range(count // 2)]
         etcd_proxy.cut()
-        keys += [told(await following(watch)) for _ in range(count - len(keys))]
+        keys += [content(await following(watch)) for _ in range(count - len(keys))]
         assert keys == [(f"{etcd_prefix}{i}", b"") for i in range(1, count + 1)]
 
 
@@ -110,7 +110,7 @@ async def test_compaction_of_what_was_missed_lists_again(own_etcd: EtcdServer) -
         aclosing(snapshot_watch(client, "a/")) as watch,
     ):
         await etcd.put("a/1", b"1")
-        assert told(await following(watch)) == {"a/1": b"1"}
+        assert content(await following(watch)) == {"a/1": b"1"}
         waiting = asyncio.ensure_future(following(watch))
         proxy.refuse = True
         proxy.cut()
@@ -119,9 +119,9 @@ async def test_compaction_of_what_was_missed_lists_again(own_etcd: EtcdServer) -
         proxy.refuse = False
         event = await waiting
         assert isinstance(event, Reset)
-        assert told(event) == {"a/2": b"2"}
+        assert content(event) == {"a/2": b"2"}
         await etcd.put("a/3", b"3")
-        assert told(await following(watch)) == ("a/3", b"3")
+        assert content(await following(watch)) == ("a/3", b"3")
     await proxy.close()
 
 
@@ -152,4 +152,4 @@ async def test_watch_waits_for_an_etcd_that_is_not_there_yet(own_etcd: EtcdServe
             await client.get("a/")
         waiting = asyncio.ensure_future(following(watch))
         await asyncio.to_thread(own_etcd.start)
-        assert told(await waiting) == {}
+        assert content(await waiting) == {}

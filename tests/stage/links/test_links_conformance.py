@@ -237,9 +237,9 @@ async def test_oversized_frame_is_refused_before_anything_is_allocated(kind: Tra
 
 
 @pytest.mark.parametrize(
-    ("at", "told"), [(0, "magic"), (10, "checksum"), (PROLOGUE_BYTES, "checksum"), (PROLOGUE_BYTES + 4, "checksum")]
+    ("at", "words"), [(0, "magic"), (10, "checksum"), (PROLOGUE_BYTES, "checksum"), (PROLOGUE_BYTES + 4, "checksum")]
 )
-async def test_damaged_prologue_or_header_ends_the_link_at_both_ends(kind: TransportKind, at: int, told: str) -> None:
+async def test_damaged_prologue_or_header_ends_the_link_at_both_ends(kind: TransportKind, at: int, words: str) -> None:
     asked: list[int] = []
 
     def allocate(_header: bytes, nbytes: int) -> bytearray:
@@ -254,7 +254,7 @@ async def test_damaged_prologue_or_header_ends_the_link_at_both_ends(kind: Trans
             await asyncio.gather(faulty.send(b"second", [bytes(100_000)]), faulty.recv())
         error = await lost(pair.right)
         assert error.reason is LossReason.PROTOCOL
-        assert told in error.detail
+        assert words in error.detail
         assert asked == []
         with pytest.raises(LinkLostError):
             await pair.right.recv()

@@ -1,4 +1,4 @@
-"""The parts of links that need no connection: pieces, hellos, goodbyes, options, the registry."""
+"""The parts of links that need no connection: segments, hellos, goodbyes, options, the registry."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from wavepp.core.wire.hello import HELLO_BYTES_MAX, Hello, decode_hello, encode_
 from wavepp.stage.links.errors import HelloRefusedError, TransportUnavailableError
 from wavepp.stage.links.framing import flat_views, writable_view
 from wavepp.stage.links.registry import make_transport
-from wavepp.stage.links.ucx_wire import piece_sizes, pieces
+from wavepp.stage.links.ucx_wire import segment_sizes, segments
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), st.integers(1, 17))
-def test_pieces_join_to_the_payload_and_have_the_sizes_that_the_receiver_computes(
-    buffers: list[bytes], piece_bytes: int
+def test_segments_join_to_the_payload_and_have_the_sizes_that_the_receiver_computes(
+    buffers: list[bytes], segment_bytes: int
 ) -> None:
     joined = b"".join(buffers)
-    cut = [bytes(piece) for piece in pieces(flat_views(buffers), piece_bytes)]
-    assert cut == [joined[at : at + piece_bytes] for at in range(0, len(joined), piece_bytes)]
-    assert [len(piece) for piece in cut] == list(piece_sizes(len(joined), piece_bytes))
+    cut = [bytes(segment) for segment in segments(flat_views(buffers), segment_bytes)]
+    assert cut == [joined[at : at + segment_bytes] for at in range(0, len(joined), segment_bytes)]
+    assert [len(segment) for segment in cut] == list(segment_sizes(len(joined), segment_bytes))
 
 
-def test_piece_inside_one_buffer_is_no_copy() -> None:
+def test_segment_inside_one_buffer_is_no_copy() -> None:
     buffer = np.zeros(100, dtype=np.uint8)
-    first, *_ = pieces(flat_views([buffer.data]), 64)
+    first, *_ = segments(flat_views([buffer.data]), 64)
     buffer[:] = 7
     assert bytes(first) == b"\x07" * 64
 
@@ -90,9 +90,9 @@ def test_refusal_names_every_field_that_differs() -> None:
 def test_goodbye_is_bounded_and_survives_the_wire(code: ByeCode, text: str) -> None:
     raw = encode_bye(code, text * 20)
     assert len(raw) <= BYE_BYTES_MAX
-    got, told = decode_bye(raw)
+    got, got_text = decode_bye(raw)
     assert got is code
-    assert (text * 20).encode("utf-8", "replace").decode().startswith(told)
+    assert (text * 20).encode("utf-8", "replace").decode().startswith(got_text)
 
 
 @given(st.binary(max_size=100))

@@ -180,7 +180,7 @@ def ask_all(
     client: MeshClient, names: Sequence[str], requests: Sequence[prefill_pb2.PrefillRequest], title: str
 ) -> list[prefill_pb2.PrefillResponse]:
     """Send a round and print its table. Raises CallError when one fails."""
-    from wavepp.cli.mesh.batch import Outcome
+    from wavepp.cli.mesh.batch import PromptOutcome
     from wavepp.cli.mesh.prefill_view import answers_table
 
     console = stdout()
@@ -188,7 +188,7 @@ def ask_all(
     with console.status(title):
         answers = _prefill(client, requests)
     took_s = time.monotonic() - began
-    named = [(name, Outcome(answer=answer)) for name, answer in zip(names, answers, strict=True)]
+    named = [(name, PromptOutcome(answer=answer)) for name, answer in zip(names, answers, strict=True)]
     console.print(answers_table(named, title))
     responses = [answer.response for answer in answers]
     prompt_tokens = sum(response.prompt_tokens for response in responses)

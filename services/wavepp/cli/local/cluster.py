@@ -28,7 +28,7 @@ PROBE_TIMEOUT_S: Final = 1.0
 SUPERVISE_PERIOD_S: Final = 0.5
 
 
-class NotReadyError(WaveppError):
+class ClusterNotReadyError(WaveppError):
     """The cluster did not become ready in time."""
 
 
@@ -141,7 +141,8 @@ class LocalCluster:
     # ---- watch ----
 
     def wait_ready(self, timeout_s: float = 120.0, on_wait: Callable[[], None] | None = None) -> None:
-        """Return when the router serves. Raises ProcessDiedError at once when a process ends, NotReadyError in time.
+        """Return when the router serves. Raises ProcessDiedError at once when a process ends, and ClusterNotReadyError
+        when the time is up.
 
         `on_wait` is called between looks (to draw, say).
         """
@@ -157,7 +158,7 @@ class LocalCluster:
                     on_wait()
                 time.sleep(POLL_S)
         words = "; ".join(f"{p.name}: {p.last_words()}" for p in self.processes)
-        raise NotReadyError(f"the cluster is not ready after {timeout_s:g} s; {words}")
+        raise ClusterNotReadyError(f"the cluster is not ready after {timeout_s:g} s; {words}")
 
     def _serving(self, stub: health_pb2_grpc.HealthStub) -> bool:
         try:
@@ -169,7 +170,7 @@ class LocalCluster:
     def supervise(self, stopped: Callable[[float], bool], on_restart: Callable[[str], None] | None = None) -> None:
         """Start again what dies, until `stopped(seconds)` (which waits so long) says so.
 
-        `on_restart` is told what died. Raises ProcessDiedError when something dies too often, and StartupError when
+        `on_restart` hears what died. Raises ProcessDiedError when something dies too often, and StartupError when
         etcd does not come back.
         """
         tell = on_restart or (lambda _name: None)

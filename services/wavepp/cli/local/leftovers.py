@@ -19,9 +19,9 @@ _POLL_S: Final = 0.05
 def note_processes(run_dir: Path, pids: Mapping[str, int]) -> None:
     """Write down what runs, by name. With the moment of its start a process is not mistaken for another that later got
     its number."""
-    told = {name: {"pid": pid, "started": _started(pid)} for name, pid in pids.items()}
+    noted = {name: {"pid": pid, "started": _started(pid)} for name, pid in pids.items()}
     new = run_dir / f"{_FILE}.new"
-    new.write_text(json.dumps(told) + "\n")
+    new.write_text(json.dumps(noted) + "\n")
     new.rename(run_dir / _FILE)
 
 
@@ -49,8 +49,8 @@ def end_leftovers(run_dir: Path) -> list[str]:
 
 def _noted(run_dir: Path) -> dict[str, tuple[int, int]]:
     try:
-        told = json.loads((run_dir / _FILE).read_text())
-        return {str(name): (int(each["pid"]), int(each["started"])) for name, each in told.items()}
+        noted = json.loads((run_dir / _FILE).read_text())
+        return {str(name): (int(each["pid"]), int(each["started"])) for name, each in noted.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 

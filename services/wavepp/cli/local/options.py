@@ -25,7 +25,7 @@ class To(Enum):
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What `wavepp up` was told; None = not given, so that a configuration file or the processes' defaults decide."""
+    """What `wavepp up` was given; None = not given, so that a configuration file or the processes' defaults decide."""
 
     model: Annotated[str, typer.Option(help="Checkpoint directory, hub id OWNER/NAME, smollm2, or emulated[:PROFILE].")]
     stages: Annotated[int, typer.Option("--stages", "-n", min=1, max=64, help="Pipeline stages (processes).")] = 2

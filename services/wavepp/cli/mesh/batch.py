@@ -16,7 +16,7 @@ _WAIT_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PromptOutcome:
     """Of one request: an answer, or the error in its place."""
 
     answer: Answer | None = None
@@ -31,18 +31,18 @@ def prefill_all(
     deadline_s: float,
     on_token: Callable[[], None] = lambda: None,
     on_done: Callable[[], None] = lambda: None,
-) -> list[Outcome]:
+) -> list[PromptOutcome]:
     """Send all, at most `concurrency` at a time; the outcomes in the order of the requests.
 
     `on_token` is called from several threads, `on_done` from this one. An exception in this thread (Ctrl-C) cancels
     what runs before it goes on.
     """
 
-    def one(request: prefill_pb2.PrefillRequest) -> Outcome:
+    def one(request: prefill_pb2.PrefillRequest) -> PromptOutcome:
         try:
-            return Outcome(answer=client.prefill(request, deadline_s, lambda _token: on_token()))
+            return PromptOutcome(answer=client.prefill(request, deadline_s, lambda _token: on_token()))
         except CallError as error:
-            return Outcome(error=error)
+            return PromptOutcome(error=error)
 
     with ThreadPoolExecutor(max(1, min(concurrency, len(requests), CONCURRENCY_MAX))) as pool:
         futures = [pool.submit(one, request) for request in requests]
@@ -57,7 +57,7 @@ def prefill_all(
         return [future.result() for future in futures]
 
 
-def _as_completed(futures: Iterable[Future[Outcome]]) -> Iterable[Future[Outcome]]:
+def _as_completed(futures: Iterable[Future[PromptOutcome]]) -> Iterable[Future[PromptOutcome]]:
     left = set(futures)
     while left:
         done, left = wait(left, timeout=_WAIT_S, return_when=FIRST_COMPLETED)

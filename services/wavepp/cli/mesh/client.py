@@ -93,7 +93,7 @@ class MeshClient:
         timeout_s: float,
         on_token: Callable[[prefill_pb2.PrefillToken], None] | None = None,
     ) -> Answer:
-        """Send one request and wait for its end; `on_token` is told of each token as it comes."""
+        """Send one request and wait for its end; `on_token` hears of each token as it comes."""
         began = time.monotonic()
         first_token_s = 0.0
         call: Any = self._prefill.PrefillStream(request, timeout=timeout_s)

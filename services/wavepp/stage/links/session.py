@@ -21,7 +21,7 @@ from wavepp.stage.links.base import LinkCounters, LinkOptions, ReceivedFrame, Wi
 from wavepp.stage.links.errors import HelloRefusedError, LinkConnectError, LinkLostError, LossReason
 from wavepp.stage.links.framing import flat_views, writable_view
 from wavepp.stage.links.hello_check import HelloCheck, require_mirror
-from wavepp.stage.links.pulse import Pulse
+from wavepp.stage.links.keepalive import Keepalive
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -44,7 +44,7 @@ class LinkSession:
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._wire: Wire | None = None
-        self._judge: Callable[[Hello], Hello | None] | None = None
+        self._check_hello: Callable[[Hello], Hello | None] | None = None
         self._greeted: asyncio.Future[None] = self._loop.create_future()
         self._peer: Hello | None = None
         self._lost: LinkLostError | None = None
@@ -56,7 +56,7 @@ class LinkSession:
         self._credits = FRAMES_UNREAD_MAX
         self._credit_waiter: asyncio.Future[None] | None = None
         self._sending = asyncio.Lock()
-        self._pulse = Pulse(
+        self._keepalive = Keepalive(
             options.heartbeat_s,
             options.silence_s,
             beat=lambda: self._post(_HEARTBEAT, b""),
@@ -99,7 +99,7 @@ class LinkSession:
         """`send` without its checks, for whoever wants to put wrong bytes on the wire (tests do)."""
         async with self._sending:
             await self._take_credit()
-            self._pulse.spoke()
+            self._keepalive.spoke()
             try:
                 await self._live_wire().write(prologue, header, payload)
             except asyncio.CancelledError:
@@ -143,7 +143,7 @@ class LinkSession:
 
     def prepare_answer(self, check: HelloCheck) -> None:
         """Be the accepting side; call it before any byte comes in."""
-        self._judge = check
+        self._check_hello = check
 
     async def answered(self, timeout_s: float) -> None:
         """Wait until the connecting side said a hello that the check accepted.
@@ -155,10 +155,10 @@ class LinkSession:
     def prepare_greeting(self, own: Hello) -> None:
         """Be the connecting side; call it before any byte comes in."""
 
-        def judge(peer: Hello) -> None:
+        def check(peer: Hello) -> None:
             require_mirror(own, peer)
 
-        self._judge = judge
+        self._check_hello = check
 
     async def greet(self, own: Hello, timeout_s: float) -> None:
         """Say hello and wait for the answer. Raises HelloRefusedError and LinkConnectError."""
@@ -183,11 +183,11 @@ class LinkSession:
             raise
 
     def _on_hello(self, peer: Hello) -> None:
-        if self._judge is None:
+        if self._check_hello is None:
             raise FrameError("hello on a link that is not in its handshake")
-        judge, self._judge = self._judge, None
+        check, self._check_hello = self._check_hello, None
         try:
-            answer = judge(peer)
+            answer = check(peer)
         except HelloRefusedError as error:
             self._fail_greeting(error)
             return
@@ -200,13 +200,13 @@ class LinkSession:
         if not self._greeted.done():
             self._greeted.set_result(None)
         if self._lost is None:
-            self._pulse.start()
+            self._keepalive.start()
 
     # --- what the wire reports -----------------------------------------------------------------------------
 
     def touch(self) -> None:
         """Bytes came in."""
-        self._pulse.heard()
+        self._keepalive.heard()
 
     def begin(self, raw: Buffer) -> Prologue:
         """Verify a prologue against the protocol, the bounds and the link's state, before anything is allocated.
@@ -295,8 +295,8 @@ class LinkSession:
     def _on_bye(self, code: ByeCode, text: str) -> None:
         if code is ByeCode.REFUSED:
             self._fail_greeting(HelloRefusedError(f"the other end refused: {text}"))
-        told = f"the peer takes what we sent for a breach: {text}" if code is ByeCode.PROTOCOL else text
-        self.lose(LossReason.CLOSED_BY_PEER, told)
+        detail = f"the peer takes what we sent for a breach: {text}" if code is ByeCode.PROTOCOL else text
+        self.lose(LossReason.CLOSED_BY_PEER, detail)
 
     async def _take_credit(self) -> None:
         if self._lost is None and self._credits == 0:
@@ -315,7 +315,7 @@ class LinkSession:
         self._post(Prologue.of(kind, header).pack(), header)
 
     def _post(self, prologue: bytes, header: bytes) -> None:
-        self._pulse.spoke()
+        self._keepalive.spoke()
         self._live_wire().post(prologue, header)
 
     def _live_wire(self) -> Wire:
@@ -337,7 +337,7 @@ class LinkSession:
         self._lost = error = LinkLostError(reason, detail)
         self._unread.clear()
         self._readable.set()
-        self._pulse.stop()
+        self._keepalive.stop()
         if self._credit_waiter is not None and not self._credit_waiter.done():
             self._credit_waiter.set_result(None)
         self._fail_greeting(error)

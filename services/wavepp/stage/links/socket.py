@@ -18,8 +18,8 @@ from wavepp.core.wire.hello import Hello
 from wavepp.core.wire.prologue import PROLOGUE_BYTES, Prologue
 from wavepp.stage.links.base import LinkOptions
 from wavepp.stage.links.errors import LinkConnectError, LossReason
+from wavepp.stage.links.handshake_queue import HandshakeQueue
 from wavepp.stage.links.hello_check import HelloCheck
-from wavepp.stage.links.reception import Reception
 from wavepp.stage.links.session import LinkSession
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class SocketListener:
         self._host = host
         self._port = port
         self._server: asyncio.Server | None = None
-        self._reception = Reception(options)
+        self._handshakes = HandshakeQueue(options)
         self._sessions = sessions
 
     async def start(self) -> str:
@@ -216,21 +216,21 @@ class SocketListener:
 
     async def accept(self) -> LinkSession:
         """See `LinkListener.accept`."""
-        return await self._reception.accept()
+        return await self._handshakes.accept()
 
     async def close(self) -> None:
         """See `LinkListener.close`."""
         if self._server is not None:
             self._server.close()
-        await self._reception.close()
+        await self._handshakes.close()
 
     def _newcomer(self) -> SocketWire:
         session = LinkSession(self._options)
         self._sessions.add(session)
         session.prepare_answer(self._check)
         wire = SocketWire(session)
-        if self._reception.has_room():
-            self._reception.welcome(session)
+        if self._handshakes.has_room():
+            self._handshakes.welcome(session)
         else:
             session.abort("too many connections are in their handshake")
         return wire

@@ -10,8 +10,8 @@ from typing import Any
 from wavepp.core.wire.hello import Hello
 from wavepp.stage.links.base import LinkOptions
 from wavepp.stage.links.errors import LinkConnectError
+from wavepp.stage.links.handshake_queue import HandshakeQueue
 from wavepp.stage.links.hello_check import HelloCheck
-from wavepp.stage.links.reception import Reception
 from wavepp.stage.links.session import LinkSession
 from wavepp.stage.links.socket import split_address
 from wavepp.stage.links.ucx_driver import UcxDriver, UcxProfile
@@ -27,7 +27,7 @@ class UcxListener:
         self._host = host
         self._port = port
         self._listener: Any = None
-        self._reception = Reception(transport.options)
+        self._handshakes = HandshakeQueue(transport.options)
 
     async def start(self) -> str:
         """See `LinkListener.start`."""
@@ -41,19 +41,19 @@ class UcxListener:
 
     async def accept(self) -> LinkSession:
         """See `LinkListener.accept`."""
-        return await self._reception.accept()
+        return await self._handshakes.accept()
 
     async def close(self) -> None:
         """See `LinkListener.close`."""
         self._listener = None
-        await self._reception.close()
+        await self._handshakes.close()
 
     def _newcomer(self, endpoint: Any) -> None:
         session = self._transport.new_session()
         session.prepare_answer(self._check)
         UcxWire(self._transport.driver, endpoint, session)
-        if self._reception.has_room():
-            self._reception.welcome(session)
+        if self._handshakes.has_room():
+            self._handshakes.welcome(session)
         else:
             session.abort("too many connections are in their handshake")
 

@@ -1,7 +1,7 @@
 """How messages travel over UCX: on the endpoint's stream, as over a socket, one after the other.
 
 A message is its prologue and header, sent as one, and its payload. A short message goes out whole; a long payload
-goes in pieces of at most 4 MiB, two on the way at a time, so that its progress is a sign of life at the other end.
+goes in segments of at most 4 MiB, two on the way at a time, so that its progress is a sign of life at the other end.
 What is posted while a frame goes out (heartbeats, credits) follows it. A receive is always posted, and never
 cancelled: the endpoint is closed instead.
 """
@@ -21,12 +21,12 @@ from wavepp.stage.links.ucx_driver import Done, UcxDriver
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-PIECE_BYTES: Final = 4 * 1024 * 1024
+SEGMENT_BYTES: Final = 4 * 1024 * 1024
 """Long enough that the cost of one message does not count, short enough to be a sign of life on a slow network."""
 
 _WHOLE_BYTES: Final = 8 * 1024
-"""Up to this size a frame is copied into one piece of memory: that costs less than a second operation."""
-_PIECES_AHEAD: Final = 2
+"""Up to this size a frame is copied together: that costs less than a second operation."""
+_SEGMENTS_AHEAD: Final = 2
 
 
 class UcxWire:
@@ -51,7 +51,7 @@ class UcxWire:
         self._view = memoryview(b"")
         self._sizes: Iterator[int] = iter(())
         self._posted = self._filled = 0  # bytes of the view
-        self._pieces_posted = 0
+        self._segments_posted = 0
         session.attach(self)
         driver.on_close(endpoint, self._on_close)
         self._await_message()
@@ -72,8 +72,8 @@ class UcxWire:
             await self._write(b"".join((prologue, header, *payload)))
         else:
             await self._write(prologue + header)
-            for piece in pieces(payload):
-                await self._write(piece)
+            for segment in segments(payload):
+                await self._write(segment)
         self._in_frame = False
         if self._held:
             self._send(b"".join(self._held), self._on_posted)
@@ -97,7 +97,7 @@ class UcxWire:
     # --- sending -------------------------------------------------------------------------------------------
 
     async def _write(self, data: Buffer) -> None:
-        while self._unsent >= _PIECES_AHEAD:
+        while self._unsent >= _SEGMENTS_AHEAD:
             await self._one_sent()
         if self._session.lost is not None:
             self._session.raise_lost()
@@ -177,28 +177,28 @@ class UcxWire:
             self._await_message()
             return
         self._header, (self._payload, self._view) = header, place
-        self._sizes = piece_sizes(self._view.nbytes)
+        self._sizes = segment_sizes(self._view.nbytes)
         self._posted = self._filled = 0
         self._advance()
 
     def _advance(self) -> None:
-        """Report the frame when its payload is complete; until then keep receives for its pieces posted."""
+        """Report the frame when its payload is complete; until then keep receives for its segments posted."""
         if self._filled == self._view.nbytes:
             payload, nbytes = self._payload, self._view.nbytes
             self._payload, self._view = b"", memoryview(b"")
             self._session.arrived(self._header, payload, nbytes)
             self._await_message()
             return
-        while self._pieces_posted < _PIECES_AHEAD and (size := next(self._sizes, 0)):
+        while self._segments_posted < _SEGMENTS_AHEAD and (size := next(self._sizes, 0)):
             into = self._view[self._posted : self._posted + size]
             self._posted += size
-            self._pieces_posted += 1
-            self._receive(into, self._piece_done(size))
+            self._segments_posted += 1
+            self._receive(into, self._segment_done(size))
 
-    def _piece_done(self, size: int) -> Done:
+    def _segment_done(self, size: int) -> Done:
         def done(error: Exception | None) -> None:
             if self._is_fine(error):
-                self._pieces_posted -= 1
+                self._segments_posted -= 1
                 self._filled += size
                 self._advance()
 
@@ -218,8 +218,8 @@ class UcxWire:
 
     def _fail(self, error: Exception) -> None:
         # When the endpoint is dead, what it says tells more than a request that was cut short by that.
-        told = str(error) if self._dead or self._endpoint.alive else self._driver.error_of(self._endpoint)
-        self._session.lose(LossReason.RESET, f"UCX: {told}")
+        detail = str(error) if self._dead or self._endpoint.alive else self._driver.error_of(self._endpoint)
+        self._session.lose(LossReason.RESET, f"UCX: {detail}")
 
     def _on_close(self) -> None:
         if not self._dead:
@@ -231,19 +231,19 @@ class UcxWire:
         self.gone.set()
 
 
-def piece_sizes(nbytes: int, piece_bytes: int = PIECE_BYTES) -> Iterator[int]:
-    """Sizes of the pieces of a payload of `nbytes`: all `piece_bytes` long but for the last."""
-    for start in range(0, nbytes, piece_bytes):
-        yield min(piece_bytes, nbytes - start)
+def segment_sizes(nbytes: int, segment_bytes: int = SEGMENT_BYTES) -> Iterator[int]:
+    """Sizes of the segments of a payload of `nbytes`: all `segment_bytes` long but for the last."""
+    for start in range(0, nbytes, segment_bytes):
+        yield min(segment_bytes, nbytes - start)
 
 
-def pieces(buffers: Sequence[memoryview], piece_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
-    """The joined buffers (flat byte views), cut at multiples of `piece_bytes`.
+def segments(buffers: Sequence[memoryview], segment_bytes: int = SEGMENT_BYTES) -> Iterator[memoryview]:
+    """The joined buffers (flat byte views), cut at multiples of `segment_bytes`.
 
-    A piece that lies in one buffer is a view of it; one that straddles buffers is a copy.
+    A segment that lies in one buffer is a view of it; one that straddles buffers is a copy.
     """
     parts: list[memoryview] = []
-    room = piece_bytes
+    room = segment_bytes
     for buffer in buffers:
         at = 0
         while at < buffer.nbytes:
@@ -253,7 +253,7 @@ def pieces(buffers: Sequence[memoryview], piece_bytes: int = PIECE_BYTES) -> Ite
             room -= part.nbytes
             if room == 0:
                 yield _join(parts)
-                parts, room = [], piece_bytes
+                parts, room = [], segment_bytes
     if parts:
         yield _join(parts)
 

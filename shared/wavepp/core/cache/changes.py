@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from wavepp.core.cache.types import CacheChange, CacheChanges, ChangeKind, DumpPiece
+from wavepp.core.cache.types import CacheChange, CacheChanges, ChangeKind, DumpSegment
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import PrefixKey
 from wavepp.core.limits import CACHE_CHANGES_MAX
@@ -55,17 +55,17 @@ class ChangeLog:
         return drained
 
 
-def dump_pieces(
+def dump_segments(
     cursor: int,
     keys: Sequence[PrefixKey],
     snapshot_keys: Sequence[PrefixKey],
-    piece_keys: int = CACHE_CHANGES_MAX,
-) -> Iterator[DumpPiece]:
-    """Cut what is held at `cursor` into pieces of at most `piece_keys` keys; the sequences stay as they are."""
+    segment_keys: int = CACHE_CHANGES_MAX,
+) -> Iterator[DumpSegment]:
+    """Cut what is held at `cursor` into segments of at most `segment_keys` keys; the sequences stay as they are."""
     total = len(keys) + len(snapshot_keys)
-    for start in range(0, max(total, 1), piece_keys):
-        end = start + piece_keys
-        yield DumpPiece(
+    for start in range(0, max(total, 1), segment_keys):
+        end = start + segment_keys
+        yield DumpSegment(
             cursor=cursor,
             keys=b"".join(keys[start:end]),
             snapshot_keys=b"".join(snapshot_keys[max(start - len(keys), 0) : max(end - len(keys), 0)]),

@@ -38,7 +38,7 @@ class LeastRecentlyUsed:
 class EvictionQueue:
     """The evictable leaves: a heap with lazy deletion.
 
-    A block that leaves the queue stays in the heap as a dead entry, told by its serial; when more than half
+    A block that leaves the queue stays in the heap as a dead entry, which its serial shows; when more than half
     is dead the heap is rebuilt, so it stays below twice the number of leaves (plus a constant).
     """
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from wavepp.core.cache.admission import PreparePlan, plan_lower, plan_prepare
-from wavepp.core.cache.changes import dump_pieces
+from wavepp.core.cache.changes import dump_segments
 from wavepp.core.cache.eviction import EvictionPolicy, LeastRecentlyUsed
 from wavepp.core.cache.invariants import check_invariants
 from wavepp.core.cache.parts import CacheParts, Holding
@@ -29,7 +29,7 @@ from wavepp.core.cache.publishing import publish_block, publish_snapshot, take_b
 from wavepp.core.cache.types import (
     CacheChanges,
     CacheShape,
-    DumpPiece,
+    DumpSegment,
     KeyWindow,
     LeaseReceipt,
     Missing,
@@ -131,10 +131,10 @@ class StageCache:
         """
         return self.parts.changes.drain(at_most)
 
-    def dump(self) -> Iterator[DumpPiece]:
-        """All that is held at the time of the call, in pieces; the cache may change while they are read."""
+    def dump(self) -> Iterator[DumpSegment]:
+        """All that is held at the time of the call, in segments; the cache may change while they are read."""
         snapshot_keys = [self.parts.blocks.key_of(block) for block in self.parts.snapshots.blocks()]
-        return dump_pieces(self.parts.changes.cursor, self.parts.blocks.keys(), snapshot_keys)
+        return dump_segments(self.parts.changes.cursor, self.parts.blocks.keys(), snapshot_keys)
 
     # ---- admission -------------------------------------------------------------------------------------
 
@@ -311,7 +311,7 @@ class StageCache:
         try:
             check_invariants(self.parts, self._room.available)
         except InvariantError as error:
-            raise InvariantError(f"{error}; operations, the last one last: {'; '.join(self._told())}") from error
+            raise InvariantError(f"{error}; operations, the last one last: {'; '.join(self._story_lines())}") from error
 
     # ---- helpers ---------------------------------------------------------------------------------------
 
@@ -322,9 +322,9 @@ class StageCache:
         return holding
 
     def _wrong_state(self, grant: GrantId, state: str, event: str) -> TransitionError:
-        return TransitionError(f"grant {grant}", state, event, self._told())
+        return TransitionError(f"grant {grant}", state, event, self._story_lines())
 
-    def _told(self) -> tuple[str, ...]:
+    def _story_lines(self) -> tuple[str, ...]:
         return tuple(" ".join(map(str, operation)) for operation in self._story)
 
     def _done(self, *operation: object) -> None:

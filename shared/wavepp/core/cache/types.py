@@ -188,11 +188,11 @@ class CacheChanges:
 
 
 @dataclass(frozen=True, slots=True)
-class DumpPiece:
+class DumpSegment:
     """A part of all that is held; `keys` and `snapshot_keys` are packed, at most 4,096 keys together.
 
     The dump contains every change numbered below `cursor` and none from there on. Parents come before
-    children, keys before snapshot keys. `last` is set on the last piece; there is always one.
+    children, keys before snapshot keys. `last` is set on the last segment; there is always one.
     """
 
     cursor: int

@@ -102,7 +102,7 @@ class HintIndex:
         self._snapshots = {key: rest for key, mask in self._snapshots.items() if (rest := mask & ~bit)}
 
     def load_dump(self, stage: StageIndex, keys: bytes, snapshots: bytes = b"") -> None:
-        """One piece of an unknown stage's dump, as packed keys. Newer changes come after its last piece."""
+        """One segment of an unknown stage's dump, as packed keys. Newer changes come after its last segment."""
         bit = self._bit(stage)
         for masks, packed in ((self._blocks, keys), (self._snapshots, snapshots)):
             for at in range(0, _packed_bytes(packed), KEY_BYTES):

@@ -44,8 +44,8 @@ from wavepp.core.router.requests import (
     Failure,
     FailureKind,
     NewRequest,
-    Outcome,
     RequestEvent,
+    RequestOutcome,
     RequestRecord,
     RequestState,
     Times,
@@ -213,7 +213,7 @@ class Dispatcher:
         if record.state is RequestState.QUEUED:
             self._queue.remove(record)
         elif record.state is RequestState.ADMITTING and record.grant is not None:
-            # It stays in its batch until the directory has told the outcome; that is then ignored.
+            # It stays in its batch until the directory has decided; the verdict is then ignored.
             out.append(SendCancel((record.grant,)))
         elif record.state is RequestState.RUNNING and record.grant is not None:
             self._end_grant(record)
@@ -441,9 +441,9 @@ class Dispatcher:
             raise InvariantError(f"{queued} requests are queued, the queue holds {len(self._queue)}")
 
 
-def _outcome(record: RequestRecord, reason: str) -> Outcome:
+def _outcome(record: RequestRecord, reason: str) -> RequestOutcome:
     reuse = record.reuse or ReuseExplanation(record.prompt_tokens, 0, 0, 0, 0, None)
-    return Outcome(
+    return RequestOutcome(
         request=record.request,
         tokens=tuple(record.outputs),
         finish_reason=reason,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from wavepp.core.cache.types import Room
 from wavepp.core.directory.events import Attempt, Verdict
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, WaveId
-from wavepp.core.router.requests import Failure, FailureKind, NewRequest, Outcome
+from wavepp.core.router.requests import Failure, FailureKind, NewRequest, RequestOutcome
 from wavepp.core.waves.types import ChosenToken, Chunk, FailedGrant, StepTime
 
 # ---- events ----
@@ -171,7 +171,7 @@ class EmitToken:
 class Finish:
     """To the client."""
 
-    outcome: Outcome
+    outcome: RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)

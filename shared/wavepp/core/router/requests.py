@@ -174,7 +174,7 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """A finished request."""
 
     request: RequestId

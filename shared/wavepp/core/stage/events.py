@@ -147,7 +147,7 @@ Answer = Prepared | NeedKeys | Missing | Never | Refused
 
 
 @dataclass(frozen=True, slots=True)
-class JobChunk:
+class PlacedChunk:
     """One chunk of a frozen job.
 
     `table` covers [0, start + length); `row` is its first row in the payload. `sample`: choose a token after it. The
@@ -173,7 +173,7 @@ class RunJob:
 
     epoch: PipelineEpoch
     wave: WaveId
-    chunks: tuple[JobChunk, ...]
+    chunks: tuple[PlacedChunk, ...]
     payload: object
 
 

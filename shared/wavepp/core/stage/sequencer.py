@@ -29,11 +29,11 @@ from wavepp.core.stage.events import (
     EpochSet,
     Event,
     Instruction,
-    JobChunk,
     JobDone,
     LeaseLost,
     LinksReady,
     LowerArrived,
+    PlacedChunk,
     PrepareArrived,
     PrepareGrant,
     Refused,
@@ -275,7 +275,7 @@ class Sequencer:
                 record.failure = "failed on an earlier stage"
         failed: list[FailedGrant] = list(wave.failed)
         good: list[FrameChunk] = []
-        jobs: list[JobChunk] = []
+        jobs: list[PlacedChunk] = []
         row = 0
         for chunk in wave.chunks:
             if chunk.grant in dropped:
@@ -310,7 +310,7 @@ class Sequencer:
         record.failure = reason
         return reason
 
-    def _job_chunk(self, chunk: FrameChunk, row: int) -> JobChunk:
+    def _job_chunk(self, chunk: FrameChunk, row: int) -> PlacedChunk:
         record = self.grants.get(chunk.grant)
         if record is None:
             raise InvariantError(f"chunk of grant {chunk.grant} passed its checks, but the grant is gone")
@@ -319,7 +319,7 @@ class Sequencer:
         end = chunk.start + chunk.length
         table = self.cache.materialise(chunk.grant, end)
         record.position = end
-        return JobChunk(
+        return PlacedChunk(
             grant=chunk.grant,
             start=chunk.start,
             length=chunk.length,
@@ -393,17 +393,17 @@ class Sequencer:
         self._report_room(out)
 
     def _report_room(self, out: list[Instruction]) -> None:
-        """Tell the router of room, but only while somebody was refused for want of it: else nobody needs to know."""
+        """Report room to the router, but only while somebody was refused for want of it: else nobody needs to know."""
         room = self.cache.room()
-        told, self._room_number = self._room_number, room.number
+        reported, self._room_number = self._room_number, room.number
         if self._refused_now:
             # The refusal goes out with this very room's number: only what changes after it is news.
             self._refused_now = False
             return
-        if not self._short or room.number == told:
+        if not self._short or room.number == reported:
             return
         out.append(ReportRoom(room))
-        # The largest need of each pool counts: those who need less are told on the way.
+        # The largest need of each pool counts: those who need less hear on the way.
         self._short = {pool: need for pool, need in self._short.items() if room.available.get(pool, 0) < need}
 
     def _refused_for(self, answer: Missing) -> None:

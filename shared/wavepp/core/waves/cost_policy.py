@@ -10,8 +10,8 @@ from wavepp.core.ids import GrantId
 from wavepp.core.waves.cost import StageCost, total
 from wavepp.core.waves.cost_model import CostModel
 from wavepp.core.waves.growth import WaveGrowth
+from wavepp.core.waves.in_flight_work import InFlightWork
 from wavepp.core.waves.policies import QueueView, WavePolicy
-from wavepp.core.waves.population import Population
 from wavepp.core.waves.target import WaveSize, WaveTarget
 from wavepp.core.waves.time_packing import TimeBudget
 from wavepp.core.waves.types import Chunk, FitReport, StepTime
@@ -50,7 +50,7 @@ class CostPolicy(WavePolicy):
         self._reference = total([(0, wave_tokens_max)])
         self._model = CostModel(priors, self._reference)
         self._version = self._model.version
-        self._population = Population(self._model.pipeline.slowest, 2 * stages)
+        self._in_flight = InFlightWork(self._model.pipeline.slowest, 2 * stages)
         self._target = WaveTarget(hop_ms)
         self._growth = None if fixed_grid else WaveGrowth(stages)
         self._priced = self._model.pipeline.slowest
@@ -60,7 +60,7 @@ class CostPolicy(WavePolicy):
             self._version = self._model.version
             self._reprice()
         cost = self._model.pipeline
-        typical = self._population.look()
+        typical = self._in_flight.look()
         size = self._target.size(typical, cost, self._wave_tokens_max * typical.ms_per_token)
         if self._growth is not None:
             launch_ms, others = cost.slowest.launch_ms, cost.others
@@ -69,11 +69,11 @@ class CostPolicy(WavePolicy):
         return TimeBudget(size, cost.slowest, typical.smallest_ms)
 
     def admitted(self, grant: GrantId, start: int, end: int) -> None:
-        self._population.add(grant, start, end)
+        self._in_flight.add(grant, start, end)
 
     def left(self, grant: GrantId) -> None:
-        self._population.remove(grant)
-        if not self._population:
+        self._in_flight.remove(grant)
+        if not self._in_flight:
             self._forget_growth()
 
     def measured(self, chunks: Sequence[Chunk], steps: Sequence[StepTime]) -> None:
@@ -82,7 +82,7 @@ class CostPolicy(WavePolicy):
             self._model.measured(total((chunk.start, chunk.length) for chunk in chunks), steps)
 
     def reset(self) -> None:
-        self._population.clear()
+        self._in_flight.clear()
         self._forget_growth()
 
     def reports(self) -> list[FitReport]:
@@ -94,7 +94,7 @@ class CostPolicy(WavePolicy):
         if self._growth is not None:
             self._growth.repriced(cost.work_ms(self._reference) / self._priced.work_ms(self._reference))
         self._priced = cost
-        self._population.reprice(cost)
+        self._in_flight.reprice(cost)
         self._target.cost_changed()
 
     def _forget_growth(self) -> None:

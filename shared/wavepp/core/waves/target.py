@@ -21,7 +21,7 @@ from enum import Enum, auto
 from typing import Final
 
 from wavepp.core.waves.cost import PipelineCost
-from wavepp.core.waves.population import Typical
+from wavepp.core.waves.in_flight_work import Typical
 
 _SOFTNESS_ALIKE: Final = 16.0
 """k for equal requests, one a wave: at l = s it says 0.96, which is what requests that vary by 5 % reach. It grows with

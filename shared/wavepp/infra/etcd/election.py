@@ -53,8 +53,8 @@ class Election:
     async def campaign(self, value: bytes) -> int:
         """Wait until this process leads with `value` at the key; returns the fencing token.
 
-        Waits as long as it takes, also through times when etcd is away. May be cancelled: then the key is given up
-        again if the cancelled try had won it. Raises SessionLostError when the lease is lost first, and
+        Waits as long as it takes, also while etcd is unavailable. May be cancelled: then the key is given up again if
+        the cancelled try had won it. Raises SessionLostError when the lease is lost first, and
         EtcdRequestError when etcd refuses the request itself.
         """
         lease = self._session.lease
@@ -72,7 +72,7 @@ class Election:
     async def resign(self) -> None:
         """Stop leading, so that another candidate leads at once. Does nothing if this process does not lead.
 
-        Never raises EtcdError: if etcd is away, the end of the lease does the same later.
+        Never raises EtcdError: if etcd is unavailable, the end of the lease does the same later.
         """
         token, self._token = self._token, 0
         if token:
@@ -124,7 +124,7 @@ class Election:
             try:
                 result = await self._client.txn([], [GetOp(fence.key)])
             except EtcdUnavailableError as error:
-                # etcd away is no loss of leadership: that is what the session's deadline decides.
+                # etcd unavailable is no loss of leadership: that is what the session's deadline decides.
                 _log.info("watch of own leadership %s: %s", fence.key, error)
                 await asyncio.sleep(backoff.next_s())
                 continue

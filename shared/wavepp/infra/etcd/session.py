@@ -71,7 +71,7 @@ class Session:
 
     @property
     def degraded(self) -> bool:
-        """True when the last renewal failed: etcd seems away, though the lease still holds."""
+        """True when the last renewal failed: etcd seems unavailable, though the lease still holds."""
         return self._failing or not self.alive
 
     async def start(self) -> None:

@@ -72,7 +72,7 @@ async def snapshot_watch(client: EtcdClient, prefix: str) -> AsyncGenerator[Rese
     """Everything under `prefix`: `Reset` first, then each change; never ends by itself.
 
     After a disconnect it goes on after the last change seen, so nothing is missed and nothing comes twice; where that
-    is not possible (compaction, restored data) another `Reset` comes. While etcd is away nothing comes. Raises
+    is not possible (compaction, restored data) another `Reset` comes. While etcd is unavailable nothing comes. Raises
     EtcdRequestError when etcd refuses the request itself. Close it (`contextlib.aclosing`) if you stop early.
     """
     backoff = Backoff()

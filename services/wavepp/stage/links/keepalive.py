@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Pulse:
+class Keepalive:
     """Watches both directions of one link. `spoke` and `heard` are cheap; call them for every message."""
 
     def __init__(

@@ -59,11 +59,11 @@ async def test_work_goes_on_while_etcd_is_away(mesh_of_its_own: LocalCluster, cl
     tokens = [emulated_answer(prompt, 1, vocab)[0]]
     while time.monotonic() < stopped + AWAY_S:
         event = await asyncio.wait_for(call.read(), 2.0)
-        assert event.WhichOneof("event") == "token", "the budget is for longer than etcd is away"
+        assert event.WhichOneof("event") == "token", "the budget is for longer than etcd is unavailable"
         tokens.append(event.token.token_id)
     during = await client.status()
     assert not any(task.done() for task in late), "a grant was made that no ledger holds"
-    assert during.state.startswith("degraded: etcd is away")
+    assert during.state.startswith("degraded: etcd is unavailable")
     assert during.router.running == 1
     await asyncio.to_thread(etcd.start)
 

@@ -52,7 +52,7 @@ class ServedModel:
     kv_blocks_min_stage: int
 
 
-class Intake:
+class RequestValidator:
     """Turns a client's message into a request for the dispatcher, or raises what is wrong with it."""
 
     def __init__(self, model: ServedModel, codec: TextCodec | None) -> None:

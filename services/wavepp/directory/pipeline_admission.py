@@ -5,7 +5,9 @@ Everything runs on the event loop; nothing awaits between an event and its instr
 
 from __future__ import annotations
 
+import asyncio
 import math
+from typing import NoReturn
 
 from wavepp.codec import admission, rounds
 from wavepp.core.directory import events as am
@@ -22,7 +24,7 @@ from wavepp.infra.tasks import TaskOwner
 from wavepp.v1 import directory_pb2, stage_pb2
 
 
-class Desk:
+class PipelineAdmission:
     """Admission for the stages of one pipeline, with the streams that it needs.
 
     `registrations` must be complete and fit together. The stage streams begin when a router has said what it runs
@@ -42,7 +44,7 @@ class Desk:
         self.alignment_tokens = math.lcm(*(r.alignment_tokens for r in ordered))
         self.router: Outbox[directory_pb2.AdmissionEvent] = Outbox()
         self.router.close()
-        self.admission = Admission(
+        self.core = Admission(
             directory_epoch=directory_epoch,
             recurrent=tuple(r.recurrent for r in ordered),
             block_tokens=self.block_tokens,
@@ -53,13 +55,13 @@ class Desk:
         self._tasks = tasks
         self._ledger: LedgerWriter | None = None
         self._streams: dict[StageIndex, StageStream] = {}
-        self._stream_tasks: dict[StageIndex, object] = {}
+        self._stream_tasks: dict[StageIndex, asyncio.Task[NoReturn]] = {}
         self._registrations = registrations
-        self._told_ready: tuple[bool, str] | None = None
+        self._reported_health: tuple[bool, str] | None = None
         self.apply(am.LedgerLoaded(records))
 
     def fits(self, registrations: dict[int, StageRegistration]) -> bool:
-        """Whether these stages are of the shape that this desk was made for."""
+        """Whether these stages are of the shape that this admission was made for."""
         return len(registrations) == len(self._registrations) and all(
             registrations[i].shared_facts == r.shared_facts and registrations[i].recurrent == r.recurrent
             for i, r in self._registrations.items()
@@ -84,7 +86,7 @@ class Desk:
     ) -> None:
         """A router leads this pipeline and runs these grants; `check_alignment` was passed."""
         self.router.close()
-        self.router, self._ledger, self._told_ready = router, ledger, None
+        self.router, self._ledger, self._reported_health = router, ledger, None
         self.apply(am.RouterConnected(epoch, live, alignment_tokens))
         self.stages_changed(self._registrations)
         self.tell_health()
@@ -104,7 +106,7 @@ class Desk:
                 registration,
                 self._directory_epoch,
                 self._config.pipeline,
-                known=lambda: self.admission.grants,
+                known=lambda: self.core.grants,
                 apply=self.apply,
                 connect_timeout_s=self._config.stage_connect_timeout_s,
             )
@@ -113,7 +115,7 @@ class Desk:
 
     def _end_stream(self, stage: StageIndex) -> None:
         task = self._stream_tasks.pop(stage, None)
-        if task is not None and hasattr(task, "cancel"):
+        if task is not None:
             task.cancel()
         self._streams.pop(stage, None)
 
@@ -128,18 +130,18 @@ class Desk:
     def apply(self, event: am.Event) -> None:
         """Let the core decide, and do what it says."""
         with fatal_faults("the directory's admission"):
-            for instruction in self.admission.handle(event):
+            for instruction in self.core.handle(event):
                 self._do(instruction)
         if isinstance(event, am.StageConnected | am.StageDisconnected):
             self.tell_health()
 
     def tell_health(self) -> None:
         """Tell the router whether grants can be made."""
-        away = [i for i in range(len(self._registrations)) if not self.admission.connected(StageIndex(i))]
-        ready = not away
-        reason = f"no stream to stage {away[0]}" if away else ""
-        if (ready, reason) != self._told_ready:
-            self._told_ready = (ready, reason)
+        missing = [i for i in range(len(self._registrations)) if not self.core.connected(StageIndex(i))]
+        ready = not missing
+        reason = f"no stream to stage {missing[0]}" if missing else ""
+        if (ready, reason) != self._reported_health:
+            self._reported_health = (ready, reason)
             health = directory_pb2.DirectoryHealth(ready=ready, reason=reason)
             self.router.put(directory_pb2.AdmissionEvent(health=health))
 

@@ -13,7 +13,7 @@ HANDSHAKES_MAX: Final = 16
 """Connections that may be in their handshake, or done and not accepted, at one time. More are turned away."""
 
 
-class Reception:
+class HandshakeQueue:
     """Runs each newcomer's handshake in its own task, so that a mute connection keeps nobody else waiting."""
 
     def __init__(self, options: LinkOptions) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from wavepp.codec import admission, control
 from wavepp.core.ids import RequestId
+from wavepp.core.limits import TOKEN_BYTES
 from wavepp.core.router import events as dm
 from wavepp.core.router.dispatcher import Dispatcher
 from wavepp.core.router.requests import FailureKind, NewRequest
@@ -23,22 +24,22 @@ from wavepp.v1 import directory_pb2, stage_pb2
 
 
 @dataclass(slots=True)
-class Outlets:
+class Sinks:
     """Where instructions go. Each drops what is sent while its stream is down: the next epoch makes it void."""
 
     directory: Callable[[directory_pb2.AdmissionCommand], None]
     stage0: Callable[[stage_pb2.ControlCommand], None]
 
 
-class Engine:
+class DispatchDriver:
     """Owns the dispatcher, the calls that wait, and the timers."""
 
-    def __init__(self, dispatcher: Dispatcher, outlets: Outlets, timeline: Timeline) -> None:
+    def __init__(self, dispatcher: Dispatcher, sinks: Sinks, timeline: Timeline) -> None:
         self.dispatcher = dispatcher
         self.timeline = timeline
         self.last_progress = time.monotonic()
         """When a wave was done last, the first one was issued, or work appeared where there was none."""
-        self._outlets = outlets
+        self._sinks = sinks
         self._calls: dict[RequestId, Call] = {}
         self._loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
@@ -51,7 +52,7 @@ class Engine:
         """Take a request in. Raises what `Dispatcher.check` raises."""
         if self.dispatcher.idle:
             self.last_progress = time.monotonic()
-        self.dispatcher.check(new.request, len(new.prompt) // 4)
+        self.dispatcher.check(new.request, len(new.prompt) // TOKEN_BYTES)
         call = Call(new.request, traced)
         self._calls[new.request] = call
         self.apply(dm.Submit(new))
@@ -115,7 +116,7 @@ class Engine:
             case dm.IssueWave():
                 now_ns = time.time_ns()
                 self.timeline.issued(instruction.wave, instruction.epoch, instruction.chunks, now_ns)
-                self._outlets.stage0(control.encode_wave(instruction, now_ns))
+                self._sinks.stage0(control.encode_wave(instruction, now_ns))
             case dm.EmitToken():
                 call = self._calls.get(instruction.request)
                 if call is not None:
@@ -131,4 +132,4 @@ class Engine:
             case dm.RetryAfter(delay_ms=delay_ms):
                 self._loop.call_later(delay_ms / 1000, self.apply, dm.RetryDue())
             case _:
-                self._outlets.directory(admission.encode_command(instruction))
+                self._sinks.directory(admission.encode_command(instruction))

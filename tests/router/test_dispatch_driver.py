@@ -18,7 +18,7 @@ from wavepp.core.tokens import encode_tokens
 from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.waves.policies import StaticPolicy
 from wavepp.core.waves.types import PlannerConfig
-from wavepp.router.engine import Engine, Outlets
+from wavepp.router.dispatch_driver import DispatchDriver, Sinks
 from wavepp.router.errors import StoppedError
 from wavepp.router.timeline import Timeline
 from wavepp.v1 import types_pb2
@@ -28,20 +28,20 @@ NAMESPACE = Namespace("model", "f32", B, None, None)
 
 
 class Driven:
-    """An engine whose pipeline and directory are ready; keeps what it sends."""
+    """An driver whose pipeline and directory are ready; keeps what it sends."""
 
     def __init__(self) -> None:
         planner = WavePlanner(PlannerConfig(2, 16, 8, B, B), StaticPolicy(16))
         limits = DispatchLimits(99, 9999, 5, 99, 9)
         self.to_directory: list[Any] = []
         self.to_stage0: list[Any] = []
-        self.engine = Engine(
+        self.driver = DispatchDriver(
             Dispatcher(limits=limits, planner=planner, block_tokens=B),
-            Outlets(self.to_directory.append, self.to_stage0.append),
+            Sinks(self.to_directory.append, self.to_stage0.append),
             Timeline(10),
         )
-        self.engine.apply(dm.DirectoryChanged(ready=True))
-        self.engine.apply(dm.PipelineReady(PipelineEpoch(1)))
+        self.driver.apply(dm.DirectoryChanged(ready=True))
+        self.driver.apply(dm.PipelineReady(PipelineEpoch(1)))
 
     def request(self, name: str) -> NewRequest:
         tokens = encode_tokens(range(8))
@@ -53,18 +53,18 @@ class Driven:
         """Grant what was asked for last."""
         admit = self.to_directory[-1].admit
         reuse = ReuseExplanation(8, 0, 0, 0, 0, None)
-        told = tuple((GrantId(a.grant), Granted(0, reuse)) for a in admit.attempts)
-        self.engine.apply(dm.Decided(admit.batch, told, True))
+        decisions = tuple((GrantId(a.grant), Granted(0, reuse)) for a in admit.attempts)
+        self.driver.apply(dm.Decided(admit.batch, decisions, True))
 
 
 async def test_a_client_that_goes_late_does_not_stop_the_next_request_of_the_same_id() -> None:
     driven = Driven()
-    first = driven.engine.submit(driven.request("a"), traced=False)
-    driven.engine.stop(first, FailureKind.CANCELLED, "gone")
-    second = driven.engine.submit(driven.request("a"), traced=False)
-    driven.engine.stop(first, FailureKind.CANCELLED, "gone again")
+    first = driven.driver.submit(driven.request("a"), traced=False)
+    driven.driver.stop(first, FailureKind.CANCELLED, "gone")
+    second = driven.driver.submit(driven.request("a"), traced=False)
+    driven.driver.stop(first, FailureKind.CANCELLED, "gone again")
     assert second.error is None
-    driven.engine.stop(second, FailureKind.CANCELLED, "gone")
+    driven.driver.stop(second, FailureKind.CANCELLED, "gone")
     async with asyncio.timeout(5):
         with pytest.raises(StoppedError):
             await second.result()
@@ -72,11 +72,11 @@ async def test_a_client_that_goes_late_does_not_stop_the_next_request_of_the_sam
 
 async def test_waves_that_follow_a_long_wait_have_their_time() -> None:
     driven = Driven()
-    driven.engine.submit(driven.request("a"), traced=False)
-    driven.engine.apply(dm.PipelineBroken("a stage is loading its model"))
-    driven.engine.last_progress -= 500.0
-    assert driven.engine.stalled_s >= 500.0
-    driven.engine.apply(dm.PipelineReady(PipelineEpoch(2)))
+    driven.driver.submit(driven.request("a"), traced=False)
+    driven.driver.apply(dm.PipelineBroken("a stage is loading its model"))
+    driven.driver.last_progress -= 500.0
+    assert driven.driver.stalled_s >= 500.0
+    driven.driver.apply(dm.PipelineReady(PipelineEpoch(2)))
     driven.grant()
     assert driven.to_stage0, "a wave is in flight"
-    assert driven.engine.stalled_s < 250.0
+    assert driven.driver.stalled_s < 250.0

@@ -33,7 +33,7 @@ class Typical:
     smallest_ms: float
 
 
-class Population:
+class InFlightWork:
     """Requests from their grant to their first token, wherever their chunks are.
 
     The peak is taken over the last `memory` looks: where a client sends its next request as soon as it has its answer,

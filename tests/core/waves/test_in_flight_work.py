@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from wavepp.core.ids import GrantId
 from wavepp.core.waves.cost import StageCost
-from wavepp.core.waves.population import Population, Typical
+from wavepp.core.waves.in_flight_work import InFlightWork, Typical
 
 COST = StageCost(launch_ms=6.0, token_ms=0.018, pair_ms=7e-8)
 
 
-def population(*spans: tuple[int, int], memory: int = 8) -> Population:
-    made = Population(COST, memory)
+def population(*spans: tuple[int, int], memory: int = 8) -> InFlightWork:
+    made = InFlightWork(COST, memory)
     for grant, (start, end) in enumerate(spans):
         made.add(GrantId(grant), start, end)
     return made
@@ -56,7 +56,7 @@ operations = st.one_of(
 
 @given(st.integers(1, 5), st.lists(operations, max_size=40))
 def test_a_population_is_what_a_list_of_its_members_says(memory: int, story: list[tuple[str, object]]) -> None:
-    real, naive = Population(COST, memory), Naive(memory)
+    real, naive = InFlightWork(COST, memory), Naive(memory)
     added = 0
     for what, with_ in story:
         match what, with_:
