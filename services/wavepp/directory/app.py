@@ -11,9 +11,7 @@ import grpc
 from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.leadership import DirectoryNotReadyError, Leadership
 from wavepp.directory.servicer import DirectoryServicer
-from wavepp.infra.errors import StartupError
-from wavepp.infra.etcd.campaign import Post, campaign_forever
-from wavepp.infra.etcd.errors import EtcdError
+from wavepp.infra.etcd.campaign import Post, campaign_forever, require_etcd
 from wavepp.infra.metrics import Metrics, watch_loop_lag
 from wavepp.infra.rpc import RpcServer
 from wavepp.infra.rpc_errors import ErrorStatus, ErrorTable
@@ -32,10 +30,7 @@ async def run_directory(config: DirectoryConfig, stop: asyncio.Event) -> None:
     server = RpcServer(errors=ERRORS)
     try:
         async with TaskOwner(stop) as tasks, server:
-            try:
-                await client.get("/wavepp/")
-            except EtcdError as error:
-                raise StartupError(f"etcd: {error}") from error
+            await require_etcd(client)
             leadership = Leadership(config, client, metrics, tasks)
             servicer = DirectoryServicer(leadership)
             register = directory_pb2_grpc.add_DirectoryServiceServicer_to_server
@@ -43,7 +38,7 @@ async def run_directory(config: DirectoryConfig, stop: asyncio.Event) -> None:
             port = await server.start(config.bind_host, config.bind_port)
             servicer.address = config.advertised(port)
             post = Post(leadership.keys.directory, servicer.address, own_address=config.advertise_address is None)
-            metrics_port = metrics.serve(config.bind_host, config.metrics_port) if config.metrics_port >= 0 else -1
+            metrics_port = metrics.serve(config.bind_host, config.metrics_port)
             tasks.spawn(watch_loop_lag(metrics), "loop-lag", endless=True)
             tasks.spawn(leadership.watch_stages(), "watch-stages", endless=True)
             campaign = campaign_forever(client, post, config.lease_ttl_s, leadership)

@@ -8,9 +8,7 @@ import logging
 from typing import Final
 
 from wavepp.core.router.requests import FailureKind
-from wavepp.infra.errors import StartupError
-from wavepp.infra.etcd.campaign import Post, campaign_forever
-from wavepp.infra.etcd.errors import EtcdError
+from wavepp.infra.etcd.campaign import Post, campaign_forever, require_etcd
 from wavepp.infra.metrics import Metrics, watch_loop_lag
 from wavepp.infra.rpc import RpcServer
 from wavepp.infra.tasks import TaskOwner
@@ -41,10 +39,7 @@ async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
     server = RpcServer(errors=STATUS)
     try:
         async with TaskOwner(stop) as tasks, server:
-            try:
-                await client.get("/wavepp/")
-            except EtcdError as error:
-                raise StartupError(f"etcd: {error}") from error
+            await require_etcd(client)
             leadership = Leadership(config, client, codec, tasks)
             front_door, admin = PrefillServicer(leadership, tracing), AdminServicer(leadership)
             server.add(prefill_pb2_grpc.add_PrefillServiceServicer_to_server, front_door, "wavepp.v1.PrefillService")
@@ -52,7 +47,7 @@ async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
             port = await server.start(config.bind_host, config.bind_port)
             admin.address = config.advertised(port)
             post = Post(leadership.keys.router, admin.address, own_address=config.advertise_address is None)
-            metrics_port = metrics.serve(config.bind_host, config.metrics_port) if config.metrics_port >= 0 else -1
+            metrics_port = metrics.serve(config.bind_host, config.metrics_port)
             export_metrics(metrics, leadership, tracing)
             tasks.spawn(watch_loop_lag(metrics), "loop-lag", endless=True)
             tasks.spawn(leadership.watch_stages(), "watch-stages", endless=True)

@@ -91,7 +91,7 @@ async def _serve(
         link_address = await worker.neighbours.start(config.link_host or config.advertised_host, config.link_port)
     except (LinkError, OSError) as error:
         raise StartupError(f"cannot listen for links: {error}") from error
-    metrics_port = metrics.serve(config.bind_host, config.metrics_port) if config.metrics_port >= 0 else -1
+    metrics_port = metrics.serve(config.bind_host, config.metrics_port)
     tasks.spawn(watch_loop_lag(metrics), "loop-lag", endless=True)
     export_metrics(metrics, worker)
     membership = Membership(

@@ -63,7 +63,12 @@ class Metrics:
         return Histogram(name, text, labels, namespace=PREFIX, unit=unit, registry=self.registry, buckets=buckets)
 
     def serve(self, host: str, port: int) -> int:
-        """Serve `/metrics` from a daemon thread; returns the port (0 asks for any free one). Raises StartupError."""
+        """Serve `/metrics` from a daemon thread; returns the port. 0 asks for any free one, a negative port for none.
+
+        Raises StartupError when the port cannot be had.
+        """
+        if port < 0:
+            return port
         if self._server is not None:
             raise StartupError("metrics are being served already")
         try:

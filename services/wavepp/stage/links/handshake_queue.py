@@ -22,12 +22,11 @@ class HandshakeQueue:
         self._results: asyncio.Queue[LinkSession | HelloRefusedError | LinkConnectError] = asyncio.Queue()
         self._closed = False
 
-    def has_room(self) -> bool:
-        """Whether a newcomer may come in; one that may not is dropped before it has cost anything."""
-        return not self._closed and len(self._handshakes) + self._results.qsize() < HANDSHAKES_MAX
-
     def welcome(self, session: LinkSession) -> None:
-        """Take in a session whose wire is attached and whose answer is prepared."""
+        """Take in a session whose wire is attached and whose answer is prepared; end it where there is no room."""
+        if self._closed or len(self._handshakes) + self._results.qsize() >= HANDSHAKES_MAX:
+            session.abort("too many connections are in their handshake")
+            return
         task = asyncio.get_running_loop().create_task(self._receive(session))
         self._handshakes[task] = session
         task.add_done_callback(self._handshakes.pop)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import socket as net
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ from wavepp.stage.links.base import LinkOptions
 from wavepp.stage.links.errors import LinkConnectError, LossReason
 from wavepp.stage.links.handshake_queue import HandshakeQueue
 from wavepp.stage.links.hello_check import HelloCheck
+from wavepp.stage.links.open_links import OpenLinks
 from wavepp.stage.links.session import LinkSession
 
 if TYPE_CHECKING:
@@ -187,21 +187,13 @@ class SocketWire(asyncio.BufferedProtocol):
 class SocketListener:
     """A `LinkListener` on one TCP port."""
 
-    def __init__(
-        self,
-        options: LinkOptions,
-        check: HelloCheck,
-        host: str,
-        port: int,
-        sessions: weakref.WeakSet[LinkSession],
-    ) -> None:
-        self._options = options
+    def __init__(self, links: OpenLinks, check: HelloCheck, host: str, port: int) -> None:
+        self._links = links
         self._check = check
         self._host = host
         self._port = port
         self._server: asyncio.Server | None = None
-        self._handshakes = HandshakeQueue(options)
-        self._sessions = sessions
+        self._handshakes = HandshakeQueue(links.options)
 
     async def start(self) -> str:
         """See `LinkListener.start`."""
@@ -225,14 +217,10 @@ class SocketListener:
         await self._handshakes.close()
 
     def _newcomer(self) -> SocketWire:
-        session = LinkSession(self._options)
-        self._sessions.add(session)
+        session = self._links.new_session()
         session.prepare_answer(self._check)
         wire = SocketWire(session)
-        if self._handshakes.has_room():
-            self._handshakes.welcome(session)
-        else:
-            session.abort("too many connections are in their handshake")
+        self._handshakes.welcome(session)
         return wire
 
 
@@ -240,25 +228,20 @@ class SocketTransport:
     """The `socket` transport."""
 
     def __init__(self, options: LinkOptions) -> None:
-        self._options = options
-        self._closed = False
-        self._listeners: list[SocketListener] = []
-        self._sessions: weakref.WeakSet[LinkSession] = weakref.WeakSet()
+        self._links = OpenLinks(options)
 
     def listen(self, check: HelloCheck, *, host: str = "127.0.0.1", port: int = 0) -> SocketListener:
         """See `Transport.listen`."""
-        listener = SocketListener(self._options, check, host, port, self._sessions)
-        self._listeners.append(listener)
+        listener = SocketListener(self._links, check, host, port)
+        self._links.add_listener(listener)
         return listener
 
     async def connect(self, address: str, hello: Hello, timeout_s: float) -> LinkSession:
         """See `LinkConnector.connect`."""
         host, port = split_address(address, "tcp")
-        if self._closed:
-            raise LinkConnectError("this transport is closed")
+        self._links.require_open()
+        session = self._links.new_session()
         loop = asyncio.get_running_loop()
-        session = LinkSession(self._options)
-        self._sessions.add(session)
         session.prepare_greeting(hello)
         deadline = loop.time() + timeout_s
         try:
@@ -275,12 +258,7 @@ class SocketTransport:
 
     async def close(self) -> None:
         """See `Transport.close`."""
-        self._closed = True
-        for listener in self._listeners:
-            await listener.close()
-        for session in list(self._sessions):
-            session.abort("the transport was closed")
-            await session.torn_down()
+        await self._links.close()
 
 
 def split_address(address: str, scheme: str) -> tuple[str, int]:

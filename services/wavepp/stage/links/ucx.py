@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket as net
-import weakref
 from typing import Any
 
 from wavepp.core.wire.hello import Hello
@@ -12,6 +11,7 @@ from wavepp.stage.links.base import LinkOptions
 from wavepp.stage.links.errors import LinkConnectError
 from wavepp.stage.links.handshake_queue import HandshakeQueue
 from wavepp.stage.links.hello_check import HelloCheck
+from wavepp.stage.links.open_links import OpenLinks
 from wavepp.stage.links.session import LinkSession
 from wavepp.stage.links.socket import split_address
 from wavepp.stage.links.ucx_driver import UcxDriver, UcxProfile
@@ -21,20 +21,20 @@ from wavepp.stage.links.ucx_wire import UcxWire
 class UcxListener:
     """A `LinkListener` of UCX. UCX listens on all addresses of the machine; `host` is only published."""
 
-    def __init__(self, transport: UcxTransport, check: HelloCheck, host: str, port: int) -> None:
-        self._transport = transport
+    def __init__(self, driver: UcxDriver, links: OpenLinks, check: HelloCheck, host: str, port: int) -> None:
+        self._driver = driver
+        self._links = links
         self._check = check
         self._host = host
         self._port = port
         self._listener: Any = None
-        self._handshakes = HandshakeQueue(transport.options)
+        self._handshakes = HandshakeQueue(links.options)
 
     async def start(self) -> str:
         """See `LinkListener.start`."""
-        driver = self._transport.driver
         try:
-            self._listener = driver.listen(self._port, self._newcomer)
-        except driver.ucx_error as error:
+            self._listener = self._driver.listen(self._port, self._newcomer)
+        except self._driver.ucx_error as error:
             raise LinkConnectError(f"UCX cannot listen on port {self._port}: {error}") from error
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"ucx://{host}:{self._listener.port}"
@@ -49,45 +49,32 @@ class UcxListener:
         await self._handshakes.close()
 
     def _newcomer(self, endpoint: Any) -> None:
-        session = self._transport.new_session()
+        session = self._links.new_session()
         session.prepare_answer(self._check)
-        UcxWire(self._transport.driver, endpoint, session)
-        if self._handshakes.has_room():
-            self._handshakes.welcome(session)
-        else:
-            session.abort("too many connections are in their handshake")
+        UcxWire(self._driver, endpoint, session)
+        self._handshakes.welcome(session)
 
 
 class UcxTransport:
     """The `ucx` transport: one worker in this process's event loop."""
 
     def __init__(self, options: LinkOptions, profile: UcxProfile = "tcp") -> None:
-        self.options = options
         self.driver = UcxDriver(profile)
-        self._closed = False
-        self._listeners: list[UcxListener] = []
-        self._sessions: weakref.WeakSet[LinkSession] = weakref.WeakSet()
-
-    def new_session(self) -> LinkSession:
-        """A session that `close` will find."""
-        session = LinkSession(self.options)
-        self._sessions.add(session)
-        return session
+        self._links = OpenLinks(options)
 
     def listen(self, check: HelloCheck, *, host: str = "127.0.0.1", port: int = 0) -> UcxListener:
         """See `Transport.listen`."""
-        listener = UcxListener(self, check, host, port)
-        self._listeners.append(listener)
+        listener = UcxListener(self.driver, self._links, check, host, port)
+        self._links.add_listener(listener)
         return listener
 
     async def connect(self, address: str, hello: Hello, timeout_s: float) -> LinkSession:
         """See `LinkConnector.connect`."""
         host, port = split_address(address, "ucx")
-        if self._closed:
-            raise LinkConnectError("this transport is closed")
+        self._links.require_open()
+        session = self._links.new_session()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        session = self.new_session()
         session.prepare_greeting(hello)
         try:
             async with asyncio.timeout_at(deadline):
@@ -104,10 +91,5 @@ class UcxTransport:
 
     async def close(self) -> None:
         """See `Transport.close`."""
-        self._closed = True
-        for listener in self._listeners:
-            await listener.close()
-        for session in list(self._sessions):
-            session.abort("the transport was closed")
-            await session.torn_down()
+        await self._links.close()
         self.driver.close()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from wavepp.infra.backoff import Backoff
+from wavepp.infra.errors import StartupError
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.election import Election, depose_predecessor
 from wavepp.infra.etcd.errors import EtcdError
@@ -40,6 +41,14 @@ class Post:
     key: str
     address: str
     own_address: bool
+
+
+async def require_etcd(client: EtcdClient) -> None:
+    """Raises StartupError unless etcd answers: later it may go and come as it likes, but not at the start."""
+    try:
+        await client.get("/wavepp/")
+    except EtcdError as error:
+        raise StartupError(f"etcd: {error}") from error
 
 
 async def campaign_forever(client: EtcdClient, post: Post, lease_ttl_s: int, candidate: Candidate) -> NoReturn:
