@@ -22,6 +22,10 @@ def export_metrics(metrics: Metrics, leadership: Leadership, tracing: Tracing) -
     requests.labels("running").set_function(read(lambda d: d.running))
     ended = {"done": read(lambda d: d.requests_done), "failed": read(lambda d: d.requests_failed)}
     metrics.counter("ended", "requests", "Requests ended, by outcome.", ended, "outcome")
+    waiting = metrics.gauge("waiting", "requests", "Granted requests with prompt tokens that are in no wave yet.")
+    waiting.set_function(read(lambda d: d.waiting_requests))
+    tokens = metrics.gauge("waiting", "tokens", "Their prompt tokens that are in no wave yet.")
+    tokens.set_function(read(lambda d: d.waiting_tokens))
     waves = metrics.gauge("waves_in_flight", "waves", "Waves issued and not done.")
     waves.set_function(read(lambda d: d.waves_in_flight))
     metrics.counter("done", "waves", "Waves done.", read(lambda d: d.waves_done))

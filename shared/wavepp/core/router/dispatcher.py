@@ -131,6 +131,16 @@ class Dispatcher:
         return len(self._by_grant)
 
     @property
+    def waiting_requests(self) -> int:
+        """Granted requests with prefill tokens that are in no wave yet."""
+        return self._planner.waiting_requests
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prefill tokens of granted requests that are in no wave yet."""
+        return self._planner.waiting_tokens
+
+    @property
     def waves_in_flight(self) -> int:
         """Waves issued and not done."""
         return len(self._waves)
