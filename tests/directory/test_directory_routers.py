@@ -12,7 +12,8 @@ from wavepp.core.errors import PeerProtocolError
 from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.leadership import Leadership
 from wavepp.infra.etcd.client import EtcdClient
-from wavepp.infra.etcd.types import Fence
+from wavepp.infra.etcd.session import Session
+from wavepp.infra.etcd.types import Fence, Snapshot
 from wavepp.infra.metrics import Metrics
 from wavepp.infra.outbox import Outbox
 from wavepp.infra.registration import StageRegistration
@@ -48,15 +49,23 @@ STAGE = StageRegistration(
 )
 
 
+class EmptyLedger:
+    """An etcd without a record."""
+
+    async def get_prefix(self, _prefix: str) -> Snapshot:
+        return Snapshot((), 1)
+
+
 class Directory:
     """One that leads a pipeline of one stage, which does not answer."""
 
     def __init__(self, tasks: TaskOwner) -> None:
         self.config = DirectoryConfig()
-        self.leadership = Leadership(self.config, cast(EtcdClient, None), Metrics(), tasks)
-        self.leadership._stages = {0: STAGE}
-        self.leadership._fence = Fence("directory", 3)
-        self.leadership._refresh_admission()
+        self.leadership = Leadership(self.config, cast(EtcdClient, EmptyLedger()), Metrics(), tasks)
+
+    async def lead(self) -> None:
+        self.leadership.stages_changed({0: STAGE})
+        await self.leadership.begin(cast(Session, None), Fence("directory", 3))
 
     def hello(self, token: int, alignment_tokens: int = 32) -> Outbox[Any]:
         """A router says hello; its outbox."""
@@ -78,6 +87,7 @@ class Directory:
 async def directory() -> AsyncIterator[Directory]:
     async with TaskOwner(asyncio.Event()) as tasks:
         made = Directory(tasks)
+        await made.lead()
         yield made
         made.close()
 
@@ -105,10 +115,14 @@ async def test_a_deposed_router_does_not_end_the_leaders_stream(directory: Direc
 
 async def test_a_router_that_does_not_fit_leaves_the_leaders_ledger_alone(directory: Directory) -> None:
     leader = directory.hello(5)
-    task = directory.leadership._ledger_task
+    writers = ledger_tasks()
     with pytest.raises(PeerProtocolError, match="aligns endpoints to 48 tokens"):
         directory.hello(6, alignment_tokens=48)
     assert not leader.closed
-    assert task is not None
-    assert directory.leadership._ledger_task is task
-    assert not task.cancelling()
+    assert len(writers) == 1
+    assert ledger_tasks() == writers
+    assert not any(task.cancelling() for task in writers)
+
+
+def ledger_tasks() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task.get_name() == "ledger"]

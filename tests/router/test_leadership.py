@@ -92,13 +92,12 @@ async def leadership() -> AsyncIterator[Leadership]:
 
 
 def register(leadership: Leadership, *stages: StageRegistration) -> None:
-    leadership.stages = {s.stage: s for s in stages}
-    leadership._check_complete()
+    leadership.stages_changed({s.stage: s for s in stages})
 
 
 async def test_a_router_that_is_elected_while_a_stage_is_away_leads_all_stages(leadership: Leadership) -> None:
     register(leadership, stage(0))
-    leadership._begin(Fence("leader", 7))
+    leadership.lead(Fence("leader", 7))
     assert leadership.pipeline is not None
     assert leadership.pipeline.keeper.missing == (StageIndex(0), StageIndex(1))
 
@@ -111,7 +110,7 @@ async def test_stages_that_come_back_as_they_were_find_the_same_engine(leadershi
 
 
 async def test_stages_of_another_shape_get_a_new_engine_and_pipeline(leadership: Leadership) -> None:
-    leadership._begin(Fence("leader", 7))
+    leadership.lead(Fence("leader", 7))
     driver, pipeline = leadership.driver, leadership.pipeline
     changes: dict[str, object] = {"stages": 3, "layers_total": 3, "block_tokens": 64, "alignment_tokens": 64}
     register(leadership, *(stage(i, kv_blocks=9, **changes) for i in range(3)))

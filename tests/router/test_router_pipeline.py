@@ -55,7 +55,7 @@ async def test_a_router_that_was_deposed_while_it_raises_the_epoch_lives_on() ->
     stop, events = asyncio.Event(), list[Any]()
     async with TaskOwner(stop) as tasks:
         pipeline = made(Refusing([FencedError("leader", 5, 9)]), tasks, events)
-        pipeline._event(ep.StageUp(StageIndex(0), Incarnation("i"), ""))
+        pipeline.epoch_event(ep.StageUp(StageIndex(0), Incarnation("i"), ""))
         assert pipeline._raising is not None
         await asyncio.wait_for(pipeline._raising, 5.0)
         assert not stop.is_set()
@@ -69,7 +69,7 @@ async def test_an_epoch_is_raised_when_etcd_can_again(error: EtcdError, monkeypa
     stop, events = asyncio.Event(), list[Any]()
     async with TaskOwner(stop) as tasks:
         pipeline = made(Refusing([error, error]), tasks, events)
-        pipeline._event(ep.StageUp(StageIndex(0), Incarnation("i"), ""))
+        pipeline.epoch_event(ep.StageUp(StageIndex(0), Incarnation("i"), ""))
         assert pipeline._raising is not None
         await asyncio.wait_for(pipeline._raising, 5.0)
         assert [event.epoch for event in events] == [7]

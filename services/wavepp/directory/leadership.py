@@ -101,9 +101,13 @@ class Leadership:
     async def watch_stages(self) -> None:
         """Follow the registrations; a task of the process."""
         async for stages in watch_registrations(self._client, self.keys):
-            self._stages = stages
-            if self._fence is not None:
-                self._refresh_admission()
+            self.stages_changed(stages)
+
+    def stages_changed(self, stages: dict[int, StageRegistration]) -> None:
+        """These are registered now, by index."""
+        self._stages = stages
+        if self._fence is not None:
+            self._refresh_admission()
 
     def _refresh_admission(self) -> None:
         """Make or adapt the admission for the stages that are registered now."""

@@ -85,13 +85,16 @@ class Leadership:
     async def watch_stages(self) -> None:
         """Follow the registrations; a task of the process."""
         async for stages in watch_registrations(self._client, self.keys):
-            self.stages = stages
-            self._check_complete()
-            if self.pipeline is not None:
-                self.pipeline.stages_changed(stages)
+            self.stages_changed(stages)
 
-    def _check_complete(self) -> None:
-        stages = self.stages
+    def stages_changed(self, stages: dict[int, StageRegistration]) -> None:
+        """These are registered now, by index."""
+        self.stages = stages
+        self._check_complete(stages)
+        if self.pipeline is not None:
+            self.pipeline.stages_changed(stages)
+
+    def _check_complete(self, stages: dict[int, StageRegistration]) -> None:
         if not stages or sorted(stages) != list(range(next(iter(stages.values())).stages)):
             return
         ordered = [stages[i] for i in range(len(stages))]
@@ -118,7 +121,7 @@ class Leadership:
             self.driver.fail_all(FailureKind.SHUTDOWN, "the stages were replaced by others; send the request again")
         self.driver = self._new_driver(stages)
         if fence is not None:
-            self._begin(fence)
+            self.lead(fence)
 
     def _new_driver(self, stages: list[StageRegistration]) -> DispatchDriver:
         config, first = self.config, stages[0]
@@ -163,7 +166,7 @@ class Leadership:
 
     async def begin(self, session: Session, fence: Fence) -> None:
         """This router leads."""
-        self._begin(fence)
+        self.lead(fence)
 
     def step_down(self) -> None:
         """This router does not lead (any more), or the process stops: let go of the pipeline now, so that the ends of
@@ -178,7 +181,8 @@ class Leadership:
             self._apply(dm.PipelineBroken("this router does not lead any more"))
         self._fence = None
 
-    def _begin(self, fence: Fence) -> None:
+    def lead(self, fence: Fence) -> None:
+        """Take hold of the pipeline, as `fence` allows."""
         if self.served is None:
             raise InvariantError("a router leads before all stages were registered")
         self._fence = fence

@@ -94,7 +94,7 @@ class Pipeline:
             ring=2 * self._stages,
             wave_tokens_max=registration.wave_tokens_max,
         )
-        control = StageControl(registration, hello, on_epoch_event=self._event, on_report=self._report)
+        control = StageControl(registration, hello, on_epoch_event=self.epoch_event, on_report=self._report)
         self._controls[stage] = control
         self._control_tasks[stage] = self._tasks.spawn(control.run(), f"stage-{stage}-control")
 
@@ -103,7 +103,7 @@ class Pipeline:
         task = self._control_tasks.pop(stage, None)
         if task is not None:
             # The keeper must hear it now: the task's own word comes only when it has been cancelled.
-            self._event(ep.StageDown(stage, reason))
+            self.epoch_event(ep.StageDown(stage, reason))
             task.cancel()
 
     def send_to_stage0(self, command: stage_pb2.ControlCommand) -> None:
@@ -127,9 +127,10 @@ class Pipeline:
 
     def stalled(self, reason: str) -> None:
         """A wave was lost, or takes too long: start over in a new epoch."""
-        self._event(ep.Stalled(self.keeper.epoch, reason))
+        self.epoch_event(ep.Stalled(self.keeper.epoch, reason))
 
-    def _event(self, event: ep.Event) -> None:
+    def epoch_event(self, event: ep.Event) -> None:
+        """Let the keeper decide, and do what it says."""
         if self._closed:
             return
         for instruction in self.keeper.handle(event):
@@ -162,7 +163,7 @@ class Pipeline:
                 _log.warning("epoch not raised, trying again: %s", error)
                 await asyncio.sleep(RAISE_RETRY_S)
                 continue
-            self._event(ep.Raised(PipelineEpoch(epoch)))
+            self.epoch_event(ep.Raised(PipelineEpoch(epoch)))
             return
 
     def _announce(self, announce: ep.Announce) -> None:
@@ -179,7 +180,7 @@ class Pipeline:
             return
         missing = ", ".join(str(s) for s in sorted(self.keeper.waiting_for))
         reason = f"no acknowledgement from stage {missing} within {self._config.ack_timeout_s:g} s"
-        self._event(ep.Stalled(epoch, reason))
+        self.epoch_event(ep.Stalled(epoch, reason))
 
     def _cancel_ack_timer(self) -> None:
         if self._ack_timer is not None:
