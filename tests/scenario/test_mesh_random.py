@@ -30,7 +30,6 @@ def test_faults_cost_time_but_no_answer(seed: int) -> None:
     wanted = run_random_work(mesh, 60, faults=10)
     check_answers(mesh, wanted)
     mesh.check_nothing_left()
-    assert mesh.etcd_epoch >= 1
 
 
 @pytest.mark.parametrize("seed", range(6))

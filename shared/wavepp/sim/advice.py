@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from wavepp.sim.profile import Profile
+
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.waves.policy_factory import POLICY_NAMES, PolicyName
 from wavepp.sim.bound import Bound
 from wavepp.sim.bubbles import TimeShares, time_shares
 from wavepp.sim.experiment import Cell, Rules, bound_of, run_closed_loop, slowest_stage
-from wavepp.sim.profile import Profile
 from wavepp.sim.results import Summary
 from wavepp.sim.workload import Workload
 
@@ -35,11 +36,10 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What to expect of a choice. `input_tokens_s`: of all pipelines together. The rest is of a pipeline with the most
-    clients, `clients_each`; `shares`: of its slowest stage.
+    clients; `shares`: of its slowest stage.
     """
 
     choice: Choice
-    clients_each: int
     input_tokens_s: float
     summary: Summary
     bound: Bound
@@ -113,4 +113,4 @@ def _run(choice: Choice, workload: Workload, clients: int, profile: Profile, rul
     slowest = costs.index(slowest_stage(costs))
     start = log.finished[clients - 1].done_ms
     shares = time_shares(log.spans or [], slowest, costs[slowest], start, log.finished[-1].done_ms)
-    return Outlook(choice, clients, summary.input_tokens_s, summary, bound_of(cell, profile, rules), shares)
+    return Outlook(choice, summary.input_tokens_s, summary, bound_of(cell, profile, rules), shares)

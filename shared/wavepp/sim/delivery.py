@@ -41,11 +41,6 @@ class Delivery(ABC):
     def cut(self, *streams: str) -> None:
         """What is on these streams is lost; "link:3" is one stream, "link:" all of its kind."""
 
-    @property
-    @abstractmethod
-    def quiet(self) -> bool:
-        """Nothing is under way on a stream that delivers."""
-
     @abstractmethod
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Deliver until nothing is under way, or the condition holds, which is looked at before every message."""
@@ -70,10 +65,6 @@ class RandomOrder(Delivery):
         for name, queue in self._streams.items():
             if _among(name, streams):
                 queue.clear()
-
-    @property
-    def quiet(self) -> bool:
-        return not self._ready()
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
         for _ in range(_STEPS_MAX):
@@ -144,10 +135,6 @@ class TimedOrder(Delivery):
                 way.messages.clear()
                 way.free_ms = 0.0
                 self._held.discard(name)
-
-    @property
-    def quiet(self) -> bool:
-        return not any(way.messages and name not in self.frozen for name, way in self._streams.items())
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
         def stop() -> bool:

@@ -123,11 +123,6 @@ class SimMesh:
     def etcd_up(self, up: bool) -> None:
         self._etcd.up = up
 
-    @property
-    def etcd_epoch(self) -> int:
-        """The pipeline's epoch in etcd."""
-        return self._etcd.epoch
-
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Deliver messages until nothing is under way, or the condition holds."""
         self.delivery.run(until)

@@ -43,11 +43,10 @@ class WaveSpan:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of the measured window. `utilisation`: uncached work done / (window x slowest stage). Throughputs per second."""
+    """Of the measured window. `utilisation`: uncached work done / (window x slowest stage)."""
 
     utilisation: float
     input_tokens_s: float
-    requests_s: float
     p50_ms: float
     p95_ms: float
     p99_ms: float
@@ -79,7 +78,6 @@ class Log:
         return Summary(
             utilisation=sum(one.work_ms for one in measured) / window_ms,
             input_tokens_s=1e3 * sum(one.prompt_tokens for one in measured) / window_ms,
-            requests_s=1e3 * len(measured) / window_ms,
             p50_ms=quantile(completions, 0.5),
             p95_ms=quantile(completions, 0.95),
             p99_ms=quantile(completions, 0.99),
