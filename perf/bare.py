@@ -121,6 +121,7 @@ def _open_runner(model: Path, threads: int, wave_tokens_max: int, prompt_tokens_
         ModelOptions(
             model=str(model),
             stage=0,
+            stages=1,
             first_layer=0,
             last_layer=plan.layers,
             blocks=blocks,

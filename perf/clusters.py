@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import grpc
 
 from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
 from wavepp.cli.models.fetch import SMOLLM2, fetch_model
+from wavepp.profiles.profile import load_profile
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
 
 HOME: Final = Path(__file__).parent.parent / ".wavepp"
@@ -46,21 +46,21 @@ def model_path(given: Path | None) -> Path:
 def emulated(directory: Path, stages: int, token_us: float) -> str:
     """The name of an emulated model whose steps take `token_us` a token on each stage, whatever the number of stages.
 
-    With 0 steps take no time: what is left is the mesh itself.
+    With 0 steps take no time to speak of: what is left is the mesh itself.
     """
     path = directory / f"emulated-{stages}-{token_us:g}.json"
-    cost = {"step_us": 0.0, "token_us": token_us, "token_key_us": 0.0}
-    profile = {
-        "name": "emulated-perf",
-        "layers": 64,
-        "vocab_size": VOCABULARY,
-        "max_tokens": 1 << 20,
-        "hidden_size": 256,
-        "hidden_bytes": 512,
-        "layer_cost": cost,
-        "stages": [cost] * stages,
+    small = load_profile("small")
+    changes = {
+        "name": "perf",
+        "derived": "made up",
+        "measured_stages": stages,
+        "launch_ms": 0.0,
+        # Tokens must cost something in a profile.
+        "token_us": token_us or 1e-6,
+        "pair_ps": 0.0,
+        "model": small.emulated().model_copy(update={"layers": stages, "vocab_size": VOCABULARY}),
     }
-    path.write_text(json.dumps(profile))
+    path.write_text(small.model_copy(update=changes).model_dump_json())
     return f"emulated:{path}"
 
 

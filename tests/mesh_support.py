@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,24 +42,30 @@ async def eventually(look: Callable[[], Awaitable[T]], accept: Callable[[T], boo
         await asyncio.sleep(POLL_S)
 
 
-def write_profile(path: Path, **changes: Any) -> str:
-    """An emulated model as `--model` takes it; `changes` to a quick one of 4 layers."""
-    profile: dict[str, Any] = {
-        "name": "emulated-test",
-        "layers": 4,
-        "vocab_size": VOCAB,
-        "max_tokens": 131_072,
-        "hidden_size": 16,
-        "hidden_bytes": 64,
-        "layer_cost": {"step_us": 200.0, "token_us": 1.0, "token_key_us": 0.0},
-    }
-    path.write_text(json.dumps({**profile, **changes}))
+MODEL: Mapping[str, Any] = {
+    "layers": 4,
+    "vocab_size": VOCAB,
+    "max_tokens": 131_072,
+    "hidden_size": 16,
+    "hidden_bytes": 64,
+}
+PROFILE: Mapping[str, Any] = {
+    "name": "test",
+    "derived": "made up for tests",
+    "measured_stages": 4,
+    "launch_ms": 0.2,
+    "token_us": 1.0,
+    "pair_ps": 0.0,
+    "wave_tokens_max": 512,
+    "wave_tokens_min": 128,
+    "pool_tokens": 65_536,
+}
+
+
+def write_profile(path: Path, model: Mapping[str, Any] | None = None, **changes: Any) -> str:
+    """An emulated model as `--model` takes it; `model` and `changes` to a quick one of 4 layers."""
+    path.write_text(json.dumps({**PROFILE, **changes, "model": {**MODEL, **(model or {})}}))
     return f"emulated:{path}"
-
-
-def step_cost(step_ms: float, token_us: float = 0.0) -> dict[str, float]:
-    """The cost of one stage's step."""
-    return {"step_us": step_ms * 1000, "token_us": token_us, "token_key_us": 0.0}
 
 
 @contextmanager

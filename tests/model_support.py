@@ -39,6 +39,7 @@ def open_stages(
             ModelOptions(
                 model=str(model),
                 stage=stage,
+                stages=len(cuts) - 1,
                 first_layer=first,
                 last_layer=last,
                 blocks=blocks,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from wavepp.core.waves.policy_factory import PolicyName
+from wavepp.profiles.profile import Profile
 from wavepp.sim.keyed import KeyedAsk, chain_keys
-from wavepp.sim.profile import Profile
 from wavepp.sim.timed_mesh import TimedSetup
 
 BLOCK = 512

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
+from wavepp.profiles.profile import Profile
 from wavepp.sim.bound import Bound
 from wavepp.sim.experiment import Cell, Rules, SimPolicy, bound_of, run_closed_loop
 from wavepp.sim.parallel import run_all
-from wavepp.sim.profile import Profile
 from wavepp.sim.results import Summary
 from wavepp.sim.seeds import Seeds, by_seeds
 from wavepp.sim.workload import Workload
@@ -76,7 +76,7 @@ def run_grid(plan: GridPlan, jobs: int, progress: Callable[[int, int], None]) ->
 def as_json(plan: GridPlan, results: Sequence[CellResult]) -> dict[str, object]:
     """For a file."""
     return {
-        "profile": plan.profile.model_dump(),
+        "profile": plan.profile.model_dump(exclude_none=True),
         "rules": asdict(plan.rules),
         "seeds": plan.seeds,
         "requests_per_client": plan.requests_per_client,

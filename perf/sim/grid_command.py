@@ -14,9 +14,9 @@ from perf.sim.views import grid_table, verdict_lines
 from wavepp.cli.sim.sim import DEFAULT_PROFILE, JobsOption, ProfileOption, numbers, progress_bar
 from wavepp.cli.terminal import errors_as_lines, stdout
 from wavepp.core.errors import InvalidInputError
+from wavepp.profiles.profile import load_profile
 from wavepp.sim.experiment import SIM_POLICIES, Rules
 from wavepp.sim.files import require_writable, write_text
-from wavepp.sim.profile import load_profile
 from wavepp.sim.workload import WORKLOADS
 
 

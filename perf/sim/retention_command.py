@@ -20,7 +20,7 @@ from wavepp.cli.sim.trace import RunningOption, StagesOption
 from wavepp.cli.sim.view import mean_and_spread, replay_cells, replay_table
 from wavepp.cli.terminal import errors_as_lines, stdout
 from wavepp.core.errors import InvalidInputError
-from wavepp.sim.profile import load_profile
+from wavepp.profiles.profile import load_profile
 from wavepp.sim.seeds import Seeds
 from wavepp.sim.timed_mesh import TimedSetup
 from wavepp.sim.trace import TRACE_BLOCK_TOKENS

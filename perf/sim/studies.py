@@ -9,10 +9,10 @@ from typing import Final
 
 from wavepp.core.waves.cost import StageCost
 from wavepp.core.waves.policy_factory import POLICY_NAMES, PolicyName, make_policy
+from wavepp.profiles.profile import Profile
 from wavepp.sim.bubbles import time_shares
 from wavepp.sim.clients import ClosedLoop
 from wavepp.sim.experiment import Cell, Rules, planner_config, run_closed_loop, sim_policy, slowest_stage
-from wavepp.sim.profile import Profile
 from wavepp.sim.results import Finished, quantile
 from wavepp.sim.schedule import ScheduleSim
 from wavepp.sim.workload import Ask, Workload, cold, mixed, reuse, short_suffix

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from perf.sim import studies
 from wavepp.cli.terminal import errors_as_lines, stdout
-from wavepp.sim.profile import load_profile
+from wavepp.profiles.profile import load_profile
 
 
 class Study(Enum):

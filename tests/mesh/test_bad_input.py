@@ -21,7 +21,6 @@ from mesh_support import (
     open_client,
     request,
     running_mesh,
-    step_cost,
     write_profile,
 )
 from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
@@ -44,7 +43,9 @@ PREFILL = "/wavepp.v1.PrefillService/Prefill"
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Two stages with room for a million tokens, slow steps, and a router that takes few requests."""
     run_dir = tmp_path_factory.mktemp("door")
-    model = write_profile(run_dir / "profile.json", max_tokens=MODEL_MAX, stages=[step_cost(60.0)] * 2, hidden_bytes=16)
+    model = write_profile(
+        run_dir / "profile.json", {"max_tokens": MODEL_MAX, "hidden_bytes": 16}, launch_ms=60.0, token_us=0.001
+    )
     spec = ClusterSpec(
         run_dir,
         model,

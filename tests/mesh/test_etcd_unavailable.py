@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from emulated_support import emulated_answer
-from mesh_support import MeshClient, eventually, open_client, running_mesh, step_cost, write_profile
+from mesh_support import MeshClient, eventually, open_client, running_mesh, write_profile
 from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
 from wavepp.v1 import prefill_pb2
 
@@ -24,7 +24,7 @@ def mesh_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalC
     run_dir = tmp_path_factory.mktemp("etcd-away")
     spec = ClusterSpec(
         run_dir,
-        write_profile(run_dir / "profile.json", stages=[step_cost(20.0)] * 2),
+        write_profile(run_dir / "profile.json", launch_ms=20.0),
         2,
         common_arguments=("--lease-ttl-s", str(LEASE_S), "--log-format", "json", "--etcd-timeout-s", "1"),
         stage_arguments=("--link", "socket", "--validate-invariants"),

@@ -25,7 +25,6 @@ from mesh_support import (
     left_behind,
     open_client,
     running_mesh,
-    step_cost,
     write_profile,
 )
 from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
@@ -43,9 +42,7 @@ WAVE_TOKENS = 256
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Four stages, the last one slow: waves pile up before it until the ring of 8 is full."""
     run_dir = tmp_path_factory.mktemp("fragile")
-    model = write_profile(
-        run_dir / "profile.json", stages=[step_cost(10.0), step_cost(10.0), step_cost(10.0), step_cost(60.0)]
-    )
+    model = write_profile(run_dir / "profile.json", launch_ms=10.0, slowdown=[1, 1, 1, 6])
     spec = ClusterSpec(
         run_dir,
         model,

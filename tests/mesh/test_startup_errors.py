@@ -107,7 +107,7 @@ def test_layers_that_do_not_follow_each_other(profile: str, mesh: LocalCluster) 
 
 
 def test_another_model(tmp_path: Path, mesh: LocalCluster) -> None:
-    other = write_profile(tmp_path / "other.json", hidden_bytes=128)
+    other = write_profile(tmp_path / "other.json", {"hidden_bytes": 128})
     code, line = start("stage", *STAGE, "--model", other, "--etcd-endpoints", mesh.etcd_endpoints)
     assert code == 1
     assert "fingerprint" in line
@@ -137,9 +137,15 @@ def test_a_model_that_is_not_there(model: str) -> None:
 
 
 def test_a_profile_that_is_none(tmp_path: Path) -> None:
-    code, line = start("stage", *STAGE, "--model", write_profile(tmp_path / "bad.json", layers=0))
+    code, line = start("stage", *STAGE, "--model", write_profile(tmp_path / "bad.json", {"layers": 0}))
     assert code == 1
-    assert "bad.json: layers: " in line
+    assert "bad.json': model.layers: " in line
+
+
+def test_a_profile_that_can_only_be_simulated() -> None:
+    code, line = start("stage", *STAGE, "--model", "emulated:equal")
+    assert code == 1
+    assert line.startswith("wavepp.stage: profile 'equal' cannot be emulated")
 
 
 def test_a_tokenizer_that_is_not_there(tmp_path: Path, mesh: LocalCluster) -> None:

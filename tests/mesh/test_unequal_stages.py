@@ -18,7 +18,6 @@ from mesh_support import (
     eventually,
     open_client,
     running_mesh,
-    step_cost,
     write_profile,
 )
 from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
@@ -35,7 +34,7 @@ def unequal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three stages; the one in the middle holds 8,192 tokens, half of what the others hold."""
     run_dir = tmp_path_factory.mktemp("unequal")
     # 0.1 s a prompt: all of them are there before the first is done.
-    model = write_profile(run_dir / "profile.json", stages=[step_cost(0.2, 100.0)] * 3)
+    model = write_profile(run_dir / "profile.json", {"layers": 3}, measured_stages=3, token_us=100.0)
     spec = ClusterSpec(
         run_dir,
         model,

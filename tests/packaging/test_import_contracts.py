@@ -21,6 +21,7 @@ REFUSED = [
     ("services use shared code, shared code uses the core, never the other way", "infra.rpc", "router.app"),
     ("services use shared code, shared code uses the core, never the other way", "core.keys", "infra.rpc"),
     ("services use shared code, shared code uses the core, never the other way", "codec.rounds", "infra.rpc"),
+    ("services use shared code, shared code uses the core, never the other way", "profiles.profile", "sim.advice"),
     ("the core's parts import downwards only", "core.directory.ledger", "core.router.queue"),
     ("the core's parts import downwards only", "core.stage.grants", "core.directory.events"),
     ("the core's parts import downwards only", "core.cache.types", "core.stage.events"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = ("core", "codec", "infra", "sim", "v1")
+SHARED = ("core", "codec", "infra", "sim", "profiles", "v1")
 PACKAGES = (*SHARED, "router", "directory", "stage", "cli")
 ENTRY_MODULES = tuple(f"wavepp.{name}.__main__" for name in ("router", "directory", "stage", "cli"))
 
@@ -67,7 +67,7 @@ def test_the_wheel_has_one_top_level_package_and_its_data(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name.split("/")[0]}
     assert tops == {"wavepp"}
     assert not [n for n in names if n.startswith("wavepp/") and n.count("/") == 1], "no loose modules in the namespace"
-    assert any(n.startswith("wavepp/stage/model/profiles/") and n.endswith(".json") for n in names)
+    assert any(n.startswith("wavepp/profiles/") and n.endswith(".json") for n in names)
 
 
 def test_the_editable_install_imports_every_service() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from wavepp.sim.profile import load_profile
 
 from wavepp.core.errors import InvalidInputError
+from wavepp.profiles.profile import load_profile
 from wavepp.sim.advice import Choice, best, choices, look_into
 from wavepp.sim.experiment import Rules
 from wavepp.sim.workload import cold, short_suffix

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from wavepp.cli.main import app
 from wavepp.core.errors import InvalidInputError
-from wavepp.sim.profile import load_profile
+from wavepp.profiles.profile import ProfileError, load_profile
 from wavepp.sim.results import Finished, Log
 from wavepp.sim.workload import cold
 
@@ -30,12 +30,12 @@ def test_a_prompt_of_one_token_keeps_it_under_jitter() -> None:
 def test_a_profile_that_is_none_is_refused_in_our_own_words(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_bytes(content)
-    with pytest.raises(InvalidInputError, match="profile"):
+    with pytest.raises(ProfileError, match="profile"):
         load_profile(str(path))
 
 
 def test_a_profile_with_a_name_that_no_file_can_have_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="profile"):
+    with pytest.raises(ProfileError, match="profile"):
         load_profile("x" * 5000)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from wavepp.profiles.profile import load_profile
 from wavepp.sim.bubbles import time_shares
 from wavepp.sim.experiment import Cell, Rules, SimPolicy, bound_of, run_closed_loop, slowest_stage
-from wavepp.sim.profile import load_profile
 from wavepp.sim.workload import Workload, cold, reuse, short_suffix
 
 PROFILE = load_profile("kimi-k3-gb300-pp8")

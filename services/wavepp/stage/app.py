@@ -15,6 +15,7 @@ from wavepp.infra.metrics import Metrics, watch_loop_lag
 from wavepp.infra.registration import StageRegistration
 from wavepp.infra.rpc import RpcServer
 from wavepp.infra.tasks import TaskOwner
+from wavepp.profiles.profile import ProfileError, is_emulated
 from wavepp.stage.config import StageConfig
 from wavepp.stage.links.base import LinkOptions
 from wavepp.stage.links.errors import LinkError
@@ -24,7 +25,6 @@ from wavepp.stage.metrics import export_metrics
 from wavepp.stage.model.base import ModelFacts, StageModel
 from wavepp.stage.model.errors import ModelError
 from wavepp.stage.model.factory import ModelOptions, open_stage_model, plan_model
-from wavepp.stage.model.profile import is_emulated
 from wavepp.stage.servicer import StageServicer
 from wavepp.stage.worker import StageWorker
 from wavepp.v1 import stage_pb2_grpc
@@ -133,6 +133,7 @@ def load_model(config: StageConfig) -> tuple[StageModel, int]:
             ModelOptions(
                 model=config.model,
                 stage=config.stage,
+                stages=config.stages,
                 first_layer=span[0],
                 last_layer=span[1],
                 blocks=config.blocks,
@@ -146,7 +147,7 @@ def load_model(config: StageConfig) -> tuple[StageModel, int]:
                 models_dir=config.models_dir,
             )
         )
-    except (ModelError, ImportError) as error:
+    except (ModelError, ProfileError, ImportError) as error:
         raise StartupError(str(error)) from error
     except WaveppError as error:
         raise StartupError(f"model {config.model}: {error}") from error

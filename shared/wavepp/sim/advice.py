@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from wavepp.sim.profile import Profile
-
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.waves.policy_factory import POLICY_NAMES, PolicyName
+from wavepp.profiles.profile import Profile
 from wavepp.sim.bound import Bound
 from wavepp.sim.bubbles import TimeShares, time_shares
 from wavepp.sim.experiment import Cell, Rules, bound_of, run_closed_loop, slowest_stage

@@ -10,9 +10,9 @@ from wavepp.core.waves.cost import StageCost, amount
 from wavepp.core.waves.policies import WavePolicy
 from wavepp.core.waves.policy_factory import PolicyName, make_policy
 from wavepp.core.waves.types import PlannerConfig
+from wavepp.profiles.profile import Profile
 from wavepp.sim.bound import Bound, equal_bound
 from wavepp.sim.clients import ClosedLoop
-from wavepp.sim.profile import Profile
 from wavepp.sim.results import Log, Summary
 from wavepp.sim.schedule import Delays, ScheduleSim
 from wavepp.sim.workload import Workload

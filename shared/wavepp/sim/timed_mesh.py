@@ -16,13 +16,13 @@ from wavepp.core.waves.cost import StageCost, amount
 from wavepp.core.waves.policies import WavePolicy
 from wavepp.core.waves.policy_factory import PolicyName, make_policy
 from wavepp.core.waves.types import PlannerConfig
+from wavepp.profiles.profile import Profile
 from wavepp.sim.clock import VirtualClock
 from wavepp.sim.delays import StreamDelays
 from wavepp.sim.delivery import TimedOrder
 from wavepp.sim.keyed import KeyedAsk
 from wavepp.sim.mesh import SimMesh
 from wavepp.sim.mesh_config import MeshConfig
-from wavepp.sim.profile import Profile
 from wavepp.sim.results import Finished, Log
 from wavepp.sim.timed_executor import TimedModel
 

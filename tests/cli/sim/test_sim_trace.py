@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from table_support import mean_and_spread, policy_name, rows
 from wavepp.cli.main import app
-from wavepp.sim.profile import load_profile
+from wavepp.profiles.profile import load_profile
 from wavepp.sim.timed_mesh import TimedSetup
 from wavepp.sim.trace import read_trace, timed_asks
 from wavepp.sim.trace_replay import replay, spread_out

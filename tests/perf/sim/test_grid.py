@@ -13,8 +13,8 @@ from perf.sim.grid import CellResult, GridPlan, as_json, cells, run_grid
 from perf.sim.plots import plot_grid
 from perf.sim.verdict import COMPLETION_MAX, GAIN_MIN, THROUGHPUT_MIN, Comparison, compare, gain_over_mpu
 
+from wavepp.profiles.profile import load_profile
 from wavepp.sim.experiment import Rules
-from wavepp.sim.profile import load_profile
 from wavepp.sim.workload import cold, workload_by_name
 
 PROFILE = load_profile("kimi-k3-gb300-pp8")

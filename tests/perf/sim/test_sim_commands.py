@@ -11,7 +11,7 @@ from perf.sim.retention import Retention, retain
 from typer.testing import CliRunner
 
 from table_support import mean_and_spread, policy_name, rows
-from wavepp.sim.profile import load_profile
+from wavepp.profiles.profile import load_profile
 from wavepp.sim.timed_mesh import TimedSetup
 
 SMALL_GRID = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from perf.sim.studies import fairness, mpu_loss, two_cold_prompts, wrong_prior
 
-from wavepp.sim.profile import load_profile
+from wavepp.profiles.profile import load_profile
 from wavepp.sim.workload import reuse, short_suffix
 
 

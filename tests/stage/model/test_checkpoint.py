@@ -85,15 +85,15 @@ def test_a_missing_tensor_is_named(copy: Path, runner: Any) -> None:
     del tensors["model.layers.1.mlp.down_proj.weight"]
     save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.down_proj\.weight"):
-        open_stage_model(ModelOptions(str(copy), 0, 0, 2, blocks=4, dtype="fp32", runner=runner))
+        open_stage_model(ModelOptions(str(copy), 0, 2, 0, 2, blocks=4, dtype="fp32", runner=runner))
     # The stage that does not own the layer does not miss it.
-    open_stage_model(ModelOptions(str(copy), 1, 2, 4, blocks=4, dtype="fp32", runner=runner))
+    open_stage_model(ModelOptions(str(copy), 1, 2, 2, 4, blocks=4, dtype="fp32", runner=runner))
 
 
 def test_a_tensor_of_another_shape_is_named(copy: Path) -> None:
     change_config(copy, intermediate_size=64)
     with pytest.raises(CheckpointError, match=r"gate_proj\.weight is \[128, 64\], config\.json says \[64, 64\]"):
-        open_stage_model(ModelOptions(str(copy), 0, 0, 2, blocks=4, dtype="fp32"))
+        open_stage_model(ModelOptions(str(copy), 0, 2, 0, 2, blocks=4, dtype="fp32"))
 
 
 def test_sharded_weights_are_read_through_their_index(tiny_models: dict[str, Path], tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_sharded_weights_are_read_through_their_index(tiny_models: dict[str, Pat
     whole, sharded = open_checkpoint(tiny_models["qwen3"]), open_checkpoint(tmp_path)
     assert sharded.entries.keys() == whole.entries.keys()
     assert sharded.fingerprint != whole.fingerprint
-    open_stage_model(ModelOptions(str(tmp_path), 0, 0, 4, blocks=4, dtype="fp32"))
+    open_stage_model(ModelOptions(str(tmp_path), 0, 1, 0, 4, blocks=4, dtype="fp32"))
     next(iter(sorted(tmp_path.glob("*.safetensors")))).unlink()
     with pytest.raises(CheckpointError, match="has no model-00001"):
         open_checkpoint(tmp_path)
@@ -136,7 +136,15 @@ def test_what_cannot_be_opened_is_said_in_one_line(copy: Path) -> None:
         ({"device": "tpu"}, "only cpu"),
         ({"attention": "fancy"}, "not known"),
     ):
-        options = {"model": str(copy), "stage": 0, "first_layer": 0, "last_layer": 4, "blocks": 4, **changes}
+        options = {
+            "model": str(copy),
+            "stage": 0,
+            "stages": 1,
+            "first_layer": 0,
+            "last_layer": 4,
+            "blocks": 4,
+            **changes,
+        }
         with pytest.raises(ModelError, match=message):
             open_stage_model(ModelOptions(**options))  # type: ignore[arg-type]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from itertools import pairwise
@@ -14,24 +13,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulated_support import emulated_answer
+from wavepp.core.waves.cost import total
+from wavepp.profiles.profile import EmulatedModel, Profile, ProfileError, emulated_profile
 from wavepp.stage.model.base import REASON_STATE_MISMATCH, Job, JobChunk, JobError, JobResult, Sampling
-from wavepp.stage.model.emulated import EmulatedStage
-from wavepp.stage.model.errors import CheckpointError, ModelNotFoundError
+from wavepp.stage.model.emulated import EmulatedStage, fingerprint
 from wavepp.stage.model.factory import plan_model
 from wavepp.stage.model.fingerprints import consistent, extend
-from wavepp.stage.model.profile import EmulatedProfile, StepCost, load_profile
 
 B = 8
 VOCAB = 997
-PROFILE = EmulatedProfile(
+PROFILE = Profile(
     name="test",
-    layers=4,
-    vocab_size=VOCAB,
-    max_tokens=4096,
-    hidden_size=32,
-    hidden_bytes=64,
-    layer_cost=StepCost(step_us=100, token_us=2, token_key_us=0.01),
-    stages=(StepCost(step_us=50, token_us=1, token_key_us=0.5),),
+    derived="made up for tests",
+    measured_stages=2,
+    launch_ms=0.1,
+    token_us=4.0,
+    pair_ps=20_000.0,
+    slowdown=(0.5, 1.0, 3.0),
+    wave_tokens_max=64,
+    wave_tokens_min=64,
+    pool_tokens=256,
+    model=EmulatedModel(layers=4, vocab_size=VOCAB, max_tokens=4096, hidden_size=32, hidden_bytes=64),
 )
 PROMPT = [int(t) for t in np.random.default_rng(2).integers(0, VOCAB, 40)]
 TABLE = (5, 2, 7, 0, 9, 11, 12)
@@ -57,6 +59,7 @@ def make_stages(clock: Clock, cuts: tuple[int, ...] = (0, 1, 3, 4)) -> list[Emul
         EmulatedStage(
             PROFILE,
             stage=i,
+            stages=len(cuts) - 1,
             first_layer=a,
             last_layer=b,
             blocks=32,
@@ -143,13 +146,30 @@ def test_a_failed_grant_leaves_the_others_alone() -> None:
 
 def test_a_step_takes_what_the_profile_says() -> None:
     clock = Clock()
-    first, second, _ = make_stages(clock)
-    result = run([first, second], PROMPT[:24], 0, TABLE)
-    assert result[0].duration_ns == pytest.approx(1000 * (50 + 24 + 0.5 * 24 * 24), rel=1e-6)
-    # Two layers at the profile's cost per layer; the cost per step is per step.
-    assert result[1].duration_ns == pytest.approx(1000 * (100 + 2 * 2 * 24 + 2 * 0.01 * 24 * 24), rel=1e-6)
-    result = run([first], PROMPT[24:], 24, TABLE)
-    assert result[0].duration_ns == pytest.approx(1000 * (50 + 16 + 0.5 * (2 * 24 * 16 + 16 * 16)), rel=1e-6)
+    stages = make_stages(clock)
+
+    def wanted_ns(tokens: int, pairs: int) -> list[int]:
+        """100 us a step; 2 us a token and 10 ns a pair in each layer, of which the stages have 1, 2 and 1."""
+        whole = ((1, 0.5), (2, 1.0), (1, 3.0))
+        return [round(slowdown * (100_000 + layers * (2000 * tokens + 10 * pairs))) for layers, slowdown in whole]
+
+    assert [step.duration_ns for step in run(stages, PROMPT[:24], 0, TABLE)] == wanted_ns(24, 24 * 24)
+    assert [step.duration_ns for step in run(stages, PROMPT[24:], 24, TABLE)] == wanted_ns(16, 2 * 24 * 16 + 16 * 16)
+
+
+@given(
+    chunks=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 1 << 16)), max_size=8),
+    layers=st.integers(1, 32),
+    stages=st.integers(1, 32),
+)
+def test_a_step_of_the_default_profile_takes_300_us_and_so_much_a_layer(
+    chunks: list[tuple[int, int]], layers: int, stages: int
+) -> None:
+    step_us = 300.0
+    for start, length in chunks:
+        step_us += layers * (0.6 * length + 0.00004 * (2 * start * length + length * length))
+    cost = emulated_profile("emulated").stage_cost(stages - 1, stages, layers / 32)
+    assert round(1e6 * cost.step_ms(total(chunks))) == round(1000 * step_us)
 
 
 def test_a_job_without_its_input_is_refused() -> None:
@@ -176,29 +196,30 @@ def test_fingerprints_do_not_depend_on_the_cuts_and_are_consistent(tokens: list[
 
 
 def test_the_default_profile_comes_with_the_package_and_splits_evenly() -> None:
-    profile = load_profile("emulated")
     plan = plan_model("emulated", 8)
     assert plan.spans == tuple((4 * i, 4 * i + 4) for i in range(8))
     assert plan.tokenizer is None
-    assert plan.fingerprint == profile.fingerprint() != PROFILE.fingerprint()
+    assert plan.name == "emulated-small"
+    assert plan_model("emulated:small", 8) == plan
+    assert plan.fingerprint == fingerprint(emulated_profile("emulated")) != fingerprint(PROFILE)
 
 
-def test_a_profile_that_is_missing_or_wrong_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="no emulation profile"):
-        load_profile("emulated:none")
-    good = json.loads(PROFILE.model_dump_json())
+def test_a_file_can_be_emulated(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
-    path.write_text(json.dumps(good))
-    assert load_profile(f"emulated:{path}") == PROFILE
-    path.write_text(json.dumps(good | {"layers": 0}))
-    with pytest.raises(CheckpointError, match="layers"):
-        load_profile(f"emulated:{path}")
+    path.write_text(PROFILE.model_dump_json())
+    assert plan_model(f"emulated:{path}", 2).fingerprint == fingerprint(PROFILE)
+
+
+@pytest.mark.parametrize(("name", "said"), [("none", "neither a file nor one of"), ("equal", "cannot be emulated")])
+def test_a_profile_that_is_missing_or_can_only_be_simulated_says_so(name: str, said: str) -> None:
+    with pytest.raises(ProfileError, match=said):
+        plan_model(f"emulated:{name}", 2)
 
 
 def test_an_emulated_stage_imports_no_torch() -> None:
     code = (
         "import sys; from wavepp.stage.model.factory import ModelOptions, open_stage_model, plan_model;"
-        "m = open_stage_model(ModelOptions('emulated', 0, 0, 4, blocks=4));"
+        "m = open_stage_model(ModelOptions('emulated', 0, 8, 0, 4, blocks=4));"
         "assert m.describe().compute.startswith('emulated'); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -14,8 +14,8 @@ from wavepp.cli.local.options import To, UpOptions, flags
 from wavepp.cli.local.sizing import Pool, available_memory, default_wave_tokens, emulated_pool, pool_for
 from wavepp.cli.models.fetch import SMOLLM2, FetchError, fetch_model
 from wavepp.core.errors import InvalidInputError, WaveppError
+from wavepp.profiles.profile import EMULATED, is_emulated
 
-EMULATED: Final = "emulated"
 BLOCK_TOKENS: Final = 64
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -31,11 +31,6 @@ class UpPlan:
     spec: ClusterSpec
     pool: Pool | None
     chat: bool
-
-
-def is_emulated(model: str) -> bool:
-    """Whether it is the model that computes nothing."""
-    return model.partition(":")[0] == EMULATED
 
 
 def plan_up(options: UpOptions, on_step: Callable[[str], None] = lambda _: None) -> UpPlan:

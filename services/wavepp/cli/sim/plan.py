@@ -23,9 +23,9 @@ def plan(
 ) -> None:
     """Say which pipeline depth, M and policy to take, what to expect of them, and where the bubbles come from."""
     from wavepp.cli.sim.view import outlook_lines, outlooks_table
+    from wavepp.profiles.profile import load_profile
     from wavepp.sim.advice import best, choices, look_into
     from wavepp.sim.experiment import Rules
-    from wavepp.sim.profile import load_profile
     from wavepp.sim.workload import Workload, workload_by_name
 
     with errors_as_lines("plan"):

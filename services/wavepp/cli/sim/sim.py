@@ -40,10 +40,10 @@ def waves(
 ) -> None:
     """Draw the waves of one simulated run over the stages, for each policy, and say where the time went."""
     from wavepp.cli.sim.view import shares_table
+    from wavepp.profiles.profile import load_profile
     from wavepp.sim.bubbles import time_shares
     from wavepp.sim.experiment import Cell, Rules, run_closed_loop, slowest_stage
     from wavepp.sim.files import require_writable, write_text
-    from wavepp.sim.profile import load_profile
     from wavepp.sim.wave_plot import plot_waves
     from wavepp.sim.workload import workload_by_name
 
@@ -76,7 +76,7 @@ def waves(
 @app.command("profiles")
 def profiles() -> None:
     """List the cost profiles that come with WavePP, and where they come from."""
-    from wavepp.sim.profile import load_profile, profile_names
+    from wavepp.profiles.profile import load_profile, profile_names
 
     with errors_as_lines("sim profiles"):
         for name in profile_names():

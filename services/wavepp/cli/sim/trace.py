@@ -44,7 +44,7 @@ def trace(
 ) -> None:
     """Replay a trace of requests: real admission, caches, eviction and waiting, on stages that only take time."""
     from wavepp.cli.sim.view import replay_cells, replay_table
-    from wavepp.sim.profile import load_profile
+    from wavepp.profiles.profile import load_profile
     from wavepp.sim.timed_mesh import TimedSetup
     from wavepp.sim.trace import TRACE_BLOCK_TOKENS, read_trace, timed_asks
     from wavepp.sim.trace_replay import replay_all

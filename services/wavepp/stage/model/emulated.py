@@ -14,8 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from wavepp.core.ids import GrantId
+from wavepp.core.keys import digest
+from wavepp.core.waves.cost import total
 from wavepp.core.waves.types import ChosenToken
 from wavepp.core.wire.types import NamedTensor, TensorSpec
+from wavepp.profiles.profile import EMULATED, Profile
 from wavepp.stage.model.base import (
     REASON_STATE_MISMATCH,
     Job,
@@ -28,11 +31,22 @@ from wavepp.stage.model.base import (
 )
 from wavepp.stage.model.batch import check_job
 from wavepp.stage.model.fingerprints import U64, consistent, extend
-from wavepp.stage.model.profile import EmulatedProfile
 
 _CARRIED = "fingerprint"
 _FILLER = "filler"
 _CARRIED_BYTES = 16
+
+
+def model_name(profile: Profile) -> str:
+    """What the mesh says that it serves."""
+    return f"{EMULATED}-{profile.name}"
+
+
+def fingerprint(profile: Profile) -> str:
+    """Equal for profiles that behave alike in everything but time. Raises ProfileError."""
+    model = profile.emulated()
+    facts = (model_name(profile), str(model.layers), str(model.vocab_size), str(model.hidden_bytes))
+    return digest("emulated model", (fact.encode() for fact in facts)).hex()[:32]
 
 
 class EmulatedStage:
@@ -41,9 +55,10 @@ class EmulatedStage:
 
     def __init__(
         self,
-        profile: EmulatedProfile,
+        profile: Profile,
         *,
         stage: int,
+        stages: int,
         first_layer: int,
         last_layer: int,
         blocks: int,
@@ -52,14 +67,15 @@ class EmulatedStage:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._profile = profile
-        self._cost = profile.cost_of(stage, last_layer - first_layer)
+        self._model = profile.emulated()
+        self._cost = profile.stage_cost(stage, stages, (last_layer - first_layer) / self._model.layers)
         self._first = first_layer == 0
-        self._last = last_layer == profile.layers
+        self._last = last_layer == self._model.layers
         self._span = (first_layer, last_layer)
         self._blocks = blocks
         self._block_tokens = block_tokens
         self._pool: U64 = np.zeros((blocks, block_tokens), dtype=np.uint64)
-        self._filler_bytes = profile.hidden_bytes - _CARRIED_BYTES
+        self._filler_bytes = self._model.hidden_bytes - _CARRIED_BYTES
         self._clock_ns = clock_ns
         self._sleep = sleep
 
@@ -78,39 +94,32 @@ class EmulatedStage:
                 continue
             good.append(rows)
             if self._last and chunk.sample is not None:
-                token = int(rows[-1, 1]) % self._profile.vocab_size
+                token = int(rows[-1, 1]) % self._model.vocab_size
                 top = ((token, 0.0),) if chunk.sample.top_logprobs > 0 else ()
                 samples[chunk.grant] = ChosenToken(token, 0.0, top)
         tensors = () if self._last else self._output(good)
-        self._sleep_until(begun + round(1000 * self.step_us(job)))
+        work = total((chunk.start, chunk.length) for chunk in job.chunks)
+        self._sleep_until(begun + round(1e6 * self._cost.step_ms(work)))
         return JobResult(tensors, samples, tuple(failed), self._clock_ns() - begun)
-
-    def step_us(self, job: Job) -> float:
-        """How long the step takes by the profile, in microseconds."""
-        cost, total = self._cost, self._cost.step_us
-        for chunk in job.chunks:
-            keys = 2 * chunk.start * chunk.length + chunk.length * chunk.length
-            total += cost.token_us * chunk.length + cost.token_key_us * keys
-        return total
 
     def describe(self) -> ModelFacts:
         """See StageModel."""
-        profile = self._profile
+        model = self._model
         return ModelFacts(
-            model_name=profile.name,
-            model_type="emulated",
-            layers_total=profile.layers,
+            model_name=model_name(self._profile),
+            model_type=EMULATED,
+            layers_total=model.layers,
             first_layer=self._span[0],
             last_layer=self._span[1],
-            vocab_size=profile.vocab_size,
-            max_tokens=profile.max_tokens,
-            hidden_size=profile.hidden_size,
-            dtype="emulated",
+            vocab_size=model.vocab_size,
+            max_tokens=model.max_tokens,
+            hidden_size=model.hidden_size,
+            dtype=EMULATED,
             cache_dtype="uint64",
             block_tokens=self._block_tokens,
             alignment_tokens=self._block_tokens,
-            fingerprint=profile.fingerprint(),
-            eos_token_ids=profile.eos_token_ids,
+            fingerprint=fingerprint(self._profile),
+            eos_token_ids=model.eos_token_ids,
             recurrent=False,
             boundary=(_CARRIED, _FILLER) if self._filler_bytes else (_CARRIED,),
             compute="emulated (no model is computed)",
@@ -139,7 +148,7 @@ class EmulatedStage:
         table = np.asarray(chunk.table, dtype=np.int64)
         held = self._pool[table[: -(-chunk.start // self._block_tokens)]].reshape(-1)[: chunk.start]
         before = held[-1] if chunk.start else np.uint64(0)
-        if not consistent(held, self._profile.vocab_size):
+        if not consistent(held, self._model.vocab_size):
             return None
         own = slice(chunk.row, chunk.row + chunk.length)
         rows: U64

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from wavepp.profiles.profile import emulated_profile, is_emulated
 from wavepp.stage.model.base import StageModel
 from wavepp.stage.model.checkpoint import Checkpoint, open_checkpoint
-from wavepp.stage.model.emulated import EmulatedStage
+from wavepp.stage.model.emulated import EmulatedStage, fingerprint, model_name
 from wavepp.stage.model.errors import ModelError
-from wavepp.stage.model.profile import is_emulated, load_profile
 from wavepp.stage.model.split import Span, explicit_split, split_layers, split_model
 
 RunnerKind = Literal["auto", "fast", "hf"]
@@ -18,7 +18,8 @@ RunnerKind = Literal["auto", "fast", "hf"]
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """model: directory of a checkpoint, or "emulated[:PROFILE]". stage: index, for emulated per-stage costs.
+    """model: directory of a checkpoint, or "emulated[:PROFILE]". stage: index, of `stages`; what an emulated one
+    costs goes by them.
 
     Layers [first_layer, last_layer). blocks: of block_tokens tokens each, per layer. dtype: auto, bf16 or fp32.
     runner: "fast" (own forward), "hf" (transformers' layers) or "auto". precision: of fp32 products, "auto" or what
@@ -27,6 +28,7 @@ class ModelOptions:
 
     model: str
     stage: int
+    stages: int
     first_layer: int
     last_layer: int
     blocks: int
@@ -60,21 +62,21 @@ def plan_model(
 ) -> ModelPlan:
     """Check a model and deal its layers out to `stages` stages (`split`: layers per stage, given by hand).
 
-    Reads configuration and headers only; imports no torch. Raises ModelError.
+    Reads configuration and headers only; imports no torch. Raises ModelError or ProfileError.
     """
     if split is not None and len(split) != stages:
         raise ModelError(f"layer split names {len(split)} stages, but {stages} are asked for")
     if is_emulated(model):
-        profile = load_profile(model)
-        given = explicit_split(split, profile.layers) if split else split_layers([1.0] * profile.layers, stages)
+        profile = emulated_profile(model)
+        facts = profile.emulated()
         return ModelPlan(
-            name=profile.name,
-            layers=profile.layers,
-            vocab_size=profile.vocab_size,
-            max_tokens=profile.max_tokens,
-            eos_token_ids=profile.eos_token_ids,
-            fingerprint=profile.fingerprint(),
-            spans=given,
+            name=model_name(profile),
+            layers=facts.layers,
+            vocab_size=facts.vocab_size,
+            max_tokens=facts.max_tokens,
+            eos_token_ids=facts.eos_token_ids,
+            fingerprint=fingerprint(profile),
+            spans=explicit_split(split, facts.layers) if split else split_layers([1.0] * facts.layers, stages),
             tokenizer=None,
         )
     checkpoint = open_checkpoint(model, models_dir)
@@ -96,13 +98,15 @@ def plan_model(
 
 
 def open_stage_model(options: ModelOptions) -> StageModel:
-    """Load a stage's part of a model. Sets torch's threads and precision for this process. Raises ModelError."""
+    """Load a stage's part of a model. Sets torch's threads and precision for this process. Raises ModelError or
+    ProfileError."""
     if is_emulated(options.model):
-        profile = load_profile(options.model)
-        _check_layers(options, profile.layers)
+        profile = emulated_profile(options.model)
+        _check_layers(options, profile.emulated().layers)
         return EmulatedStage(
             profile,
             stage=options.stage,
+            stages=options.stages,
             first_layer=options.first_layer,
             last_layer=options.last_layer,
             blocks=options.blocks,

@@ -1,0 +1,1 @@
+"""What deployments cost, as files with their sources."""
