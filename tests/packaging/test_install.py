@@ -68,6 +68,7 @@ def test_the_wheel_has_one_top_level_package_and_its_data(wheel: Path) -> None:
     assert tops == {"wavepp"}
     assert not [n for n in names if n.startswith("wavepp/") and n.count("/") == 1], "no loose modules in the namespace"
     assert any(n.startswith("wavepp/profiles/") and n.endswith(".json") for n in names)
+    assert {n for n in names if n.endswith("py.typed")} == {f"wavepp/{name}/py.typed" for name in PACKAGES}
 
 
 def test_the_editable_install_imports_every_service() -> None:
