@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from perf.sim.grid import QUICK_WORKLOADS, GridPlan, as_json, cells, run_grid
@@ -15,7 +15,7 @@ from wavepp.cli.sim.sim import DEFAULT_PROFILE, JobsOption, ProfileOption, numbe
 from wavepp.cli.terminal import errors_as_lines, stdout
 from wavepp.core.errors import InvalidInputError
 from wavepp.profiles.profile import load_profile
-from wavepp.sim.experiment import SIM_POLICIES, Rules
+from wavepp.sim.experiment import Rules, SimPolicy
 from wavepp.sim.files import require_writable, write_text
 from wavepp.sim.workload import WORKLOADS
 
@@ -49,7 +49,7 @@ def grid(
             profile=load_profile(profile),
             rules=Rules(paper=rules == "paper", lockstep_ms=lockstep_ms),
             cells=cells(chosen, depths, clients),
-            policies=SIM_POLICIES,
+            policies=get_args(SimPolicy),
             seeds=seeds,
             requests_per_client=requests,
         )

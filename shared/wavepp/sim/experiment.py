@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias
 
 from wavepp.core.waves.cost import StageCost, amount
 from wavepp.core.waves.policies import WavePolicy
@@ -18,7 +18,6 @@ from wavepp.sim.schedule import Delays, ScheduleSim
 from wavepp.sim.workload import Workload
 
 SimPolicy: TypeAlias = Literal["static", "mpu", "cost", "lockstep"]
-SIM_POLICIES: Final[tuple[SimPolicy, ...]] = get_args(SimPolicy)
 REQUESTS_MIN: Final = 400
 """Requests of a run, where its clients are few: or there would be little to take a 95th percentile of."""
 
