@@ -7,6 +7,7 @@ from typing import Final
 
 import grpc
 
+from wavepp.core.router.epochs import EpochPhase
 from wavepp.core.waves.types import FitReport
 from wavepp.infra.registration import StageRegistration
 from wavepp.infra.rpc import open_channel
@@ -57,9 +58,9 @@ class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
         if not leadership.leading or leadership.pipeline is None:
             return "etcd is unavailable; this router does not lead" if leadership.etcd_unavailable else "standby"
         keeper = leadership.pipeline.keeper
-        if keeper.phase.value != "serving":
+        if keeper.phase is not EpochPhase.READY:
             missing = ", ".join(str(s) for s in keeper.missing)
-            return keeper.phase.value + (f": no stage {missing}" if missing else f": {keeper.reason}")
+            return f"{keeper.phase.value}: " + (f"no stage {missing}" if missing else keeper.reason)
         if leadership.etcd_unavailable:
             return "degraded: etcd is unavailable; what runs goes on, new requests wait"
         if leadership.directory.reason:

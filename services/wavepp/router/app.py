@@ -7,6 +7,7 @@ import contextlib
 import logging
 from typing import Final
 
+from wavepp.core.router.epochs import EpochPhase
 from wavepp.core.router.requests import FailureKind
 from wavepp.infra.etcd.campaign import Post, campaign_forever, require_etcd
 from wavepp.infra.metrics import Metrics, watch_loop_lag
@@ -93,7 +94,7 @@ async def watch_progress(
     while not front_door.draining:
         await asyncio.sleep(WATCH_PERIOD_S)
         driver, pipeline = leadership.driver, leadership.pipeline
-        ready = driver is not None and pipeline is not None and pipeline.keeper.phase.value == "serving"
+        ready = driver is not None and pipeline is not None and pipeline.keeper.phase is EpochPhase.READY
         if driver is not None and pipeline is not None and ready:
             stalled_s = driver.stalled_s
             if driver.dispatcher.waves_in_flight and stalled_s > config.wave_timeout_s:

@@ -176,7 +176,7 @@ class Pipeline:
         self._ack_timer = self._loop.call_later(timeout_s, self._acks_missing, announce.epoch)
 
     def _acks_missing(self, epoch: PipelineEpoch) -> None:
-        if self.keeper.phase is not ep.Phase.ANNOUNCED:
+        if self.keeper.phase is not ep.EpochPhase.ANNOUNCED:
             return
         missing = ", ".join(str(s) for s in sorted(self.keeper.waiting_for))
         reason = f"no acknowledgement from stage {missing} within {self._config.ack_timeout_s:g} s"

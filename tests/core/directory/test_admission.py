@@ -406,6 +406,24 @@ def test_a_grant_that_is_cancelled_after_it_was_told_is_aborted_everywhere() -> 
     directory.assert_forgotten()
 
 
+def test_an_attempt_that_is_cancelled_twice_at_once_ends_once() -> None:
+    directory = Directory()
+    directory.admit(g(1))
+    assert decisions(directory.tell(am.CancelAttempts((g(1), g(1))))) == [(g(1), am.Void("cancelled"))]
+    directory.written()
+    directory.assert_forgotten()
+
+
+def test_a_stage_that_answers_again_does_not_undo_a_grant_of_a_round_that_goes_on() -> None:
+    directory = Directory()
+    directory.admit(g(1), g(2))
+    directory.written()
+    directory.prepared(S0, g(1), g(2))
+    directory.prepared(S1, g(1))
+    assert directory.admission.grants == {g(1)}
+    assert directory.prepared(S1, g(1)) == []
+
+
 def test_an_answer_for_a_round_that_is_over_is_aborted_unless_it_was_granted() -> None:
     directory = Directory()
     directory.granted(g(1))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from wavepp.core.errors import TransitionError
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
 from wavepp.core.router.epochs import (
+    TRANSITIONS,
     Acked,
     Announce,
     Broken,
+    EpochEvent,
     EpochKeeper,
+    EpochPhase,
+    Event,
     LinkBroken,
-    Phase,
     Raised,
     RaiseEpoch,
     Ready,
@@ -46,8 +53,50 @@ def serving(stages: int = 2, epoch: int = 1) -> EpochKeeper:
     keeper.handle(raised(epoch))
     for stage in range(stages):
         keeper.handle(acked(stage, epoch))
-    assert keeper.phase is Phase.READY
+    assert keeper.phase is EpochPhase.READY
     return keeper
+
+
+def test_what_is_not_in_the_table_is_refused_with_the_story() -> None:
+    for phase, event in itertools.product(EpochPhase, EpochEvent):
+        keeper = serving()
+        keeper.phase = phase
+        if (phase, event) in TRANSITIONS:
+            keeper.apply(event)
+            assert keeper.phase is TRANSITIONS[phase, event]
+        else:
+            with pytest.raises(TransitionError, match="waiting for stages:all stages up"):
+                keeper.apply(event)
+
+
+def test_whatever_breaks_is_foreseen_in_every_phase() -> None:
+    assert {phase for phase, event in TRANSITIONS if event is EpochEvent.BROKEN} == set(EpochPhase)
+
+
+@given(st.lists(st.sampled_from(["up", "down", "link", "stalled", "raised", "acked"]), max_size=30), st.data())
+def test_nothing_that_comes_in_any_order_is_impossible_while_one_epoch_is_raised_at_a_time(
+    names: list[str], data: st.DataObject
+) -> None:
+    keeper, raises = EpochKeeper(2), 0
+    for name in names:
+        stage, epoch = data.draw(st.integers(0, 1)), PipelineEpoch(keeper.epoch - data.draw(st.integers(0, 1)))
+        event: Event
+        match name:
+            case "up":
+                event = up(stage)
+            case "down":
+                event = down(stage)
+            case "link":
+                event = LinkBroken(StageIndex(stage), epoch, "cut")
+            case "stalled":
+                event = Stalled(epoch, "x")
+            case "raised" if raises:
+                raises, event = raises - 1, raised(keeper.epoch + 1)
+            case _:
+                event = Acked(StageIndex(stage), epoch)
+        raises += sum(isinstance(i, RaiseEpoch) for i in keeper.handle(event))
+        assert raises == (keeper.phase in (EpochPhase.RAISING, EpochPhase.RAISING_AGAIN))
+        assert not (keeper.missing and keeper.phase in (EpochPhase.RAISING, EpochPhase.ANNOUNCED, EpochPhase.READY))
 
 
 def test_the_epoch_is_raised_when_the_last_stage_is_up() -> None:
@@ -99,7 +148,7 @@ def test_whatever_breaks_while_all_stages_are_up_moves_the_epoch_at_once(event: 
 def test_a_stage_that_went_is_waited_for() -> None:
     keeper = serving()
     assert keeper.handle(down(1)) == [Broken("stage 1: gone")]
-    assert keeper.phase is Phase.GATHERING
+    assert keeper.phase is EpochPhase.GATHERING
     assert keeper.handle(down(1)) == [], "again"
     assert keeper.handle(up(1)) == [RaiseEpoch(1)]
 
@@ -108,7 +157,7 @@ def test_a_stage_that_went_is_waited_for() -> None:
 def test_news_of_an_older_epoch_or_before_there_is_one_moves_nothing(event: LinkBroken | Stalled) -> None:
     keeper = serving(epoch=2)
     assert keeper.handle(event) == []
-    assert keeper.phase is Phase.READY
+    assert keeper.phase is EpochPhase.READY
     keeper.handle(down(0))
     assert keeper.handle(Stalled(PipelineEpoch(2), "x")) == []
 
@@ -129,7 +178,7 @@ def test_a_stage_that_goes_while_the_epoch_is_raised_is_waited_for() -> None:
     keeper.handle(up(0, "second"))
     keeper.handle(down(1))
     assert keeper.handle(raised(2)) == []
-    assert keeper.phase is Phase.GATHERING
+    assert keeper.phase is EpochPhase.GATHERING
     assert keeper.handle(up(1, "back")) == [RaiseEpoch(2)]
 
 

@@ -1,11 +1,8 @@
 """The directory's admission: one round asks every stage, agrees on an endpoint, and grants on all stages or on none.
 
-    PREPARING --all answered, endpoints differ--> LOWERING --all answered--> READY --record written--> TOLD (granted)
-        \\______________ refused by a stage, cancelled, stage or ledger lost ______________/-----------> TOLD (refused)
-
-A refusal is told as soon as every stage has answered the round; what was prepared for it elsewhere is aborted. A grant
-is told when, in addition, the ledger holds the round's record. Nothing is committed here: the first chunk does that on
-each stage, so a wave can never come too early.
+A refusal is decided as soon as every stage has answered the round; what was prepared for it elsewhere is aborted. A
+grant is decided when, in addition, the ledger holds the round's record. Nothing is committed here: the first chunk does
+that on each stage, so a wave can never come too early.
 
 Rounds of one router never overlap but for the wait for the ledger: the router sends the next batch when the one before
 is answered. That keeps first come, first served across batches.
@@ -13,31 +10,26 @@ is answered. That keeps first come, first served across batches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from enum import Enum
-
-from wavepp.core.cache.types import Missing, NeedKeys, Never, Prepared
-from wavepp.core.directory.endpoint import StageOffer, agree, endpoint_max, explain
+from wavepp.core.cache.types import NeedKeys, Prepared
+from wavepp.core.directory.attempts import AttemptEvent, AttemptRecord
+from wavepp.core.directory.endpoint import endpoint_max
 from wavepp.core.directory.events import (
     Admit,
     AskDump,
-    Attempt,
     CacheChanged,
     CacheDumped,
     CancelAttempts,
     Decide,
+    Decision,
     EpochMoved,
     Event,
-    Granted,
     GrantsComputed,
     GrantsEnded,
     Instruction,
     LedgerLoaded,
-    NeverFits,
     RecordWritten,
     RouterConnected,
     SendAbort,
-    SendLower,
     SendPrepare,
     StageAnswered,
     StageConnected,
@@ -47,47 +39,12 @@ from wavepp.core.directory.events import (
     Wait,
 )
 from wavepp.core.directory.hint_sync import HintSync
-from wavepp.core.directory.hints import HintIndex, ReuseHint
+from wavepp.core.directory.hints import HintIndex
 from wavepp.core.directory.ledger import Ledger
-from wavepp.core.errors import InvariantError, PeerProtocolError
+from wavepp.core.directory.rounds import Round
+from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, RoundId, StageIndex
-from wavepp.core.keys import key_at
-from wavepp.core.limits import KEY_BYTES
-from wavepp.core.stage.events import Answer, PrepareGrant, Refused
-
-
-class Phase(Enum):
-    """Where an attempt is in its round."""
-
-    PREPARING = "preparing"
-    LOWERING = "lowering"
-    READY = "ready"
-    TOLD = "told"
-
-
-@dataclass(slots=True)
-class _Asked:
-    """One attempt in its round."""
-
-    attempt: Attempt
-    hint: ReuseHint
-    phase: Phase = Phase.PREPARING
-    answers: dict[StageIndex, tuple[Answer, int]] = field(default_factory=dict)
-    waiting_for: set[StageIndex] = field(default_factory=set)
-    not_held_by: set[StageIndex] = field(default_factory=set)
-    """Stages that refused the Prepare. A stage that could not step down still holds what it prepared."""
-    limiting_stage: StageIndex | None = None
-    granted: Granted | None = None
-
-
-@dataclass(slots=True)
-class _Round:
-    round: RoundId
-    batch: int
-    epoch: PipelineEpoch
-    asked: dict[GrantId, _Asked]
-    answered: bool = False
-    recorded: bool = False
+from wavepp.core.stage.events import PrepareGrant, Refused
 
 
 class Admission:
@@ -113,7 +70,7 @@ class Admission:
         self.hints = HintIndex(len(recurrent), sum(1 << i for i, r in enumerate(recurrent) if r))
         self._sync = HintSync(self.hints, len(recurrent))
         self._ledger = Ledger(directory_epoch)
-        self._rounds: dict[RoundId, _Round] = {}
+        self._rounds: dict[RoundId, Round] = {}
         self._round_of: dict[GrantId, RoundId] = {}
         self._keys: dict[GrantId, bytes] = {}
         self._connected: set[StageIndex] = set()
@@ -121,7 +78,7 @@ class Admission:
 
     @property
     def rounds_in_flight(self) -> int:
-        """Rounds that are not told in full."""
+        """Rounds of which an attempt is undecided, or the ledger's write is outstanding."""
         return len(self._rounds)
 
     @property
@@ -159,7 +116,7 @@ class Admission:
                 self._cancel(event.grants, out)
             case GrantsComputed():
                 for grant in event.grants:
-                    self._computed(grant)
+                    self._sync.computed(self._keys.get(grant, b""), self._alignment_tokens // self._block_tokens)
             case GrantsEnded():
                 self._ended(event.grants, out)
             case EpochMoved():
@@ -169,15 +126,9 @@ class Admission:
             case LedgerLoaded():
                 self._ledger.load(event.records)
             case StageConnected():
-                self._connected.add(event.stage)
-                # What fell away while the stream was being opened: nobody has told the stage yet.
-                gone = tuple(event.told - self._ledger.grants)
-                if gone:
-                    out.append(SendAbort(event.stage, gone))
-                if self._sync.connected(event.stage, event.incarnation, event.next_change):
-                    out.append(AskDump(event.stage))
+                self._stage_connected(event, out)
             case StageDisconnected():
-                self._stage_lost(event.stage, out)
+                self._stage_disconnected(event.stage, out)
             case CacheChanged():
                 if self._sync.changed(event):
                     out.append(AskDump(event.stage))
@@ -188,213 +139,105 @@ class Admission:
     # ---- a round begins ----
 
     def _admit(self, event: Admit, out: list[Instruction]) -> None:
-        if event.epoch != self.epoch:
-            out.append(Decide(event.batch, tuple((a.grant, Void("epoch")) for a in event.attempts), True))
-            return
-        if not self.stages_connected:
-            away = next(s for s in self._stages if s not in self._connected)
-            told = tuple((a.grant, Wait(away, "directory")) for a in event.attempts)
-            out.append(Decide(event.batch, told, True))
+        verdict = self._verdict_at_once(event.epoch)
+        if verdict is not None:
+            out.append(Decide(event.batch, tuple((a.grant, verdict) for a in event.attempts), True))
             return
         self._last_round += 1
-        current = _Round(RoundId(self._last_round), event.batch, event.epoch, {})
+        current = Round(RoundId(self._last_round), event.batch, event.epoch)
         for attempt in event.attempts:
             if attempt.grant in self._round_of or attempt.grant in self._keys:
                 raise PeerProtocolError(f"grant {attempt.grant} is admitted twice")
             highest = endpoint_max(attempt.prompt_tokens, self._alignment_tokens)
             hint = self.hints.probe(attempt.keys, self._block_tokens, self._alignment_tokens, highest)
-            asked = _Asked(attempt, hint, waiting_for=set(self._stages))
-            current.asked[attempt.grant] = asked
+            current.attempts[attempt.grant] = AttemptRecord(attempt, hint, set(self._stages))
             self._round_of[attempt.grant] = current.round
             self._keys[attempt.grant] = attempt.keys
         self._rounds[current.round] = current
+        records = current.attempts.values()
         for stage in self._stages:
-            grants = tuple(self._question(a, stage, with_all_keys=False) for a in current.asked.values())
+            grants = tuple(self._question(record, stage) for record in records)
             out.append(SendPrepare(stage, current.round, current.epoch, grants))
-        entries = tuple(
-            (a.attempt.grant, a.hint.endpoint_tokens, a.attempt.total_tokens) for a in current.asked.values()
-        )
+        entries = tuple((r.grant, r.hint.endpoint_tokens, r.attempt.total_tokens) for r in records)
         out.append(self._ledger.open(current.round, current.epoch, entries))
 
-    def _question(self, asked: _Asked, stage: StageIndex, *, with_all_keys: bool) -> PrepareGrant:
-        attempt, endpoint = asked.attempt, asked.hint.endpoint_tokens
+    def _verdict_at_once(self, epoch: PipelineEpoch) -> Verdict | None:
+        """Why no stage can be asked, if so."""
+        if epoch != self.epoch:
+            return Void("epoch")
+        missing = next((s for s in self._stages if s not in self._connected), None)
+        return None if missing is None else Wait(missing, "directory")
+
+    def _question(self, record: AttemptRecord, stage: StageIndex, *, with_all_keys: bool = False) -> PrepareGrant:
         # A stage that may hold nothing of it gets all keys at once: it would have to ask for them.
-        first_block = 0 if with_all_keys or not self.in_sync(stage) else endpoint // self._block_tokens
-        return PrepareGrant(
-            grant=attempt.grant,
-            endpoint_tokens=endpoint,
-            prompt_tokens=attempt.prompt_tokens,
-            total_tokens=attempt.total_tokens,
-            first_block=first_block,
-            keys=attempt.keys[first_block * KEY_BYTES :],
-            key_before=key_at(attempt.keys, first_block - 1) if first_block else b"",
-            context=attempt.context,
-        )
+        all_keys = with_all_keys or not self.in_sync(stage)
+        return record.question(0 if all_keys else record.hint.endpoint_tokens // self._block_tokens)
 
     # ---- answers ----
 
     def _answered(self, event: StageAnswered, out: list[Instruction]) -> None:
         current = self._rounds.get(event.round)
-        if current is None:
-            self._abort_late(event, out)
-            return
         late: list[GrantId] = []
         ask_again: list[PrepareGrant] = []
         for grant, answer, room_number in event.answers:
-            asked = current.asked.get(grant)
-            if asked is None or asked.phase is Phase.TOLD:
-                if isinstance(answer, Prepared):
+            record = current.attempts.get(grant) if current is not None else None
+            if record is None or record.decided:
+                if isinstance(answer, Prepared) and grant not in self._ledger:
                     late.append(grant)
                 continue
             if isinstance(answer, NeedKeys) or (ask_again and answer == Refused("order")):
-                ask_again.append(self._question(asked, event.stage, with_all_keys=True))
+                ask_again.append(self._question(record, event.stage, with_all_keys=True))
                 continue
-            asked.answers[event.stage] = (answer, room_number)
-            if not event.lowered and not isinstance(answer, Prepared):
-                asked.not_held_by.add(event.stage)
-            asked.waiting_for.discard(event.stage)
+            record.answered(event.stage, answer, room_number, lowered=event.lowered)
             if isinstance(answer, Prepared) and not event.lowered:
-                self._learn(asked, event.stage, answer)
+                self._correct_hint(record, event.stage, answer)
         if late:
             out.append(SendAbort(event.stage, tuple(late)))
+        if current is None:
+            return
         if ask_again:
             out.append(SendPrepare(event.stage, current.round, current.epoch, tuple(ask_again)))
-        self._advance(current, out)
+        refused, lower = current.compare(self._recurrent, self._alignment_tokens)
+        out.extend(lower)
+        self._end(current, refused, AttemptEvent.REFUSED, out)
+        self._conclude(current, refused, out)
 
-    def _learn(self, asked: _Asked, stage: StageIndex, offer: Prepared) -> None:
-        """Where the hint promised more than the stage holds, forget it: or later requests pay the same detour."""
-        held = offer.endpoint_tokens // self._block_tokens
-        wanted = asked.hint.endpoint_tokens // self._block_tokens
-        if held < wanted:
-            keys = asked.attempt.keys[held * KEY_BYTES : wanted * KEY_BYTES]
-            # A stage with recurrent layers may well have the blocks and lack the snapshots.
-            self.hints.clear_above(stage, keys, 0, snapshots_only=self._recurrent[stage])
+    def _correct_hint(self, record: AttemptRecord, stage: StageIndex, offer: Prepared) -> None:
+        held, hinted = offer.endpoint_tokens // self._block_tokens, record.hint.endpoint_tokens // self._block_tokens
+        # A stage with recurrent layers may well have the blocks and lack the snapshots.
+        self._sync.offered(stage, record.attempt.keys, held, hinted, snapshots_only=self._recurrent[stage])
 
-    def _computed(self, grant: GrantId) -> None:
-        """Every stage has the blocks, and the snapshot that is taken at the prompt's last aligned place."""
-        keys = self._keys.get(grant, b"")
-        aligned = self._alignment_tokens // self._block_tokens
-        last = len(keys) // KEY_BYTES // aligned * aligned
-        self.hints.mark_held(keys, key_at(keys, last - 1) if last else b"")
+    # ---- decisions ----
 
-    def _abort_late(self, event: StageAnswered, out: list[Instruction]) -> None:
-        prepared = tuple(g for g, answer, _ in event.answers if isinstance(answer, Prepared))
-        # A granted one of an earlier round is not late; the round is gone because all of it was told.
-        void = tuple(g for g in prepared if g not in self._ledger.grants)
-        if void:
-            out.append(SendAbort(event.stage, void))
-
-    def _advance(self, current: _Round, out: list[Instruction]) -> None:
-        """Move every attempt whose answers are complete; tell what can be told."""
-        lower: dict[StageIndex, list[tuple[GrantId, int]]] = {}
-        told: list[tuple[GrantId, Verdict]] = []
-        for asked in current.asked.values():
-            if asked.phase not in (Phase.PREPARING, Phase.LOWERING) or asked.waiting_for:
-                continue
-            verdict = self._refusal(asked)
-            if verdict is not None:
-                told.append((asked.attempt.grant, verdict))
-                continue
-            self._agree(asked, lower)
-        for stage, grants in lower.items():
-            out.append(SendLower(stage, current.round, tuple(grants)))
-        self._void(current, told, out)
-        self._conclude(current, told, out)
-
-    def _agree(self, asked: _Asked, lower: dict[StageIndex, list[tuple[GrantId, int]]]) -> None:
-        offers = []
-        for stage in self._stages:
-            answer, _ = asked.answers[stage]
-            if not isinstance(answer, Prepared):
-                raise InvariantError(f"stage {stage} refused grant {asked.attempt.grant}, yet endpoints are compared")
-            offers.append(StageOffer(stage, answer.endpoint_tokens, answer.snapshots, self._recurrent[stage]))
-        agreement = agree(offers, self._alignment_tokens)
-        if asked.limiting_stage is None:
-            # Once the others have stepped down nobody limits any more, yet that is what the user wants to know.
-            asked.limiting_stage = agreement.limiting_stage
-        if agreement.lower:
-            asked.phase = Phase.LOWERING
-            asked.waiting_for = set(agreement.lower)
-            for stage in agreement.lower:
-                lower.setdefault(stage, []).append((asked.attempt.grant, agreement.endpoint_tokens))
-            return
-        asked.phase = Phase.READY
-        agreement = replace(agreement, limiting_stage=asked.limiting_stage)
-        reuse = explain(asked.hint, agreement, asked.attempt.prompt_tokens)
-        asked.granted = Granted(agreement.endpoint_tokens, reuse)
-
-    def _refusal(self, asked: _Asked) -> Verdict | None:
-        """The refusal to tell, if any stage refused: what can never be comes before what must wait."""
-        order: Wait | None = None
-        wait: Wait | None = None
-        for stage in self._stages:
-            answer, room_number = asked.answers[stage]
-            match answer:
-                case Never():
-                    return NeverFits(stage, answer.pool, answer.needed, answer.capacity)
-                case Missing():
-                    wait = wait or Wait(stage, answer.pool, answer.available_needed, room_number)
-                case Refused(reason="order"):
-                    order = Wait(stage, "order")
-                case Refused():
-                    return Void(answer.reason)
-                case _:
-                    pass
-        return wait or order
-
-    # ---- telling ----
-
-    def _void(self, current: _Round, told: list[tuple[GrantId, Verdict]], out: list[Instruction]) -> None:
-        """Take attempts that were refused out of the round: abort them where they are prepared, mend the record."""
-        if not told:
-            return
-        abort: dict[StageIndex, list[GrantId]] = {}
-        for grant, _ in told:
-            asked = current.asked[grant]
-            asked.phase = Phase.TOLD
-            for stage in self._stages:
-                # Where no answer has come, it may be prepared by the time that the abort arrives.
-                if stage not in asked.not_held_by:
-                    abort.setdefault(stage, []).append(grant)
-            asked.waiting_for.clear()
+    def _end(self, current: Round, ended: list[Decision], event: AttemptEvent, out: list[Instruction]) -> None:
+        """Take attempts out of the round: abort them where they may be prepared, mend the record."""
+        grants = tuple(grant for grant, _ in ended)
+        out.extend(current.end(grants, event, sorted(self._connected)))
+        for grant in grants:
             self._forget(grant)
-        for stage, grants in abort.items():
-            if stage in self._connected:
-                out.append(SendAbort(stage, tuple(grants)))
-        out.extend(self._ledger.remove(tuple(g for g, _ in told)))
+        out.extend(self._ledger.remove(grants))
 
-    def _conclude(self, current: _Round, told: list[tuple[GrantId, Verdict]], out: list[Instruction]) -> None:
-        newly_granted: list[tuple[GrantId, Verdict]] = []
-        if current.recorded:
-            for asked in current.asked.values():
-                if asked.phase is Phase.READY and asked.granted is not None:
-                    asked.phase = Phase.TOLD
-                    newly_granted.append((asked.attempt.grant, asked.granted))
-                    self._round_of.pop(asked.attempt.grant, None)
-            self._ledger.granted(tuple(g for g, _ in newly_granted))
-        answered = all(not a.waiting_for for a in current.asked.values())
-        if told or newly_granted or answered != current.answered:
-            current.answered = answered
-            out.append(Decide(current.batch, (*told, *newly_granted), answered))
-        if current.recorded and all(a.phase is Phase.TOLD for a in current.asked.values()):
+    def _conclude(self, current: Round, ended: list[Decision], out: list[Instruction]) -> None:
+        """Grant what can be granted now, and report it with those that ended."""
+        granted = current.grant()
+        for grant, _ in granted:
+            self._round_of.pop(grant, None)
+        self._ledger.granted(tuple(grant for grant, _ in granted))
+        out.extend(current.decide([*ended, *granted]))
+        if current.over:
             self._rounds.pop(current.round, None)
             self.rounds_done += 1
 
     def _recorded(self, event: RecordWritten, out: list[Instruction]) -> None:
         current = self._rounds.get(event.round)
-        told: list[tuple[GrantId, Verdict]] = []
-        if current is not None and not event.ok:
-            told = self._void_all(current, Wait(None, "directory"), out)
+        if current is None:
+            out.extend(self._ledger.written(event.round))
+            return
+        ended = [] if event.ok else current.undecided(Wait(None, "directory"))
+        self._end(current, ended, AttemptEvent.BROKEN, out)
         out.extend(self._ledger.written(event.round))
-        if current is not None:
-            current.recorded = True
-            self._conclude(current, told, out)
-
-    def _void_all(self, current: _Round, verdict: Verdict, out: list[Instruction]) -> list[tuple[GrantId, Verdict]]:
-        """End every attempt of the round that is not told yet."""
-        told = [(a.attempt.grant, verdict) for a in current.asked.values() if a.phase is not Phase.TOLD]
-        self._void(current, told, out)
-        return told
+        current.recorded = True
+        self._conclude(current, ended, out)
 
     def _forget(self, grant: GrantId) -> None:
         self._round_of.pop(grant, None)
@@ -403,21 +246,18 @@ class Admission:
     # ---- what the router says ----
 
     def _cancel(self, grants: tuple[GrantId, ...], out: list[Instruction]) -> None:
-        granted: list[GrantId] = []
-        by_round: dict[RoundId, list[GrantId]] = {}
+        granted = tuple(grant for grant in grants if grant in self._ledger)
+        by_round: dict[RoundId, list[Decision]] = {}
         for grant in grants:
-            current = self._round_of.get(grant)
-            if current is not None:
-                by_round.setdefault(current, []).append(grant)
-            elif grant in self._ledger.grants:
-                granted.append(grant)
-        for round_id, members in by_round.items():
-            current_round = self._rounds[round_id]
-            told: list[tuple[GrantId, Verdict]] = [(g, Void("cancelled")) for g in members]
-            self._void(current_round, told, out)
-            self._conclude(current_round, told, out)
+            round_id = self._round_of.pop(grant, None)
+            if round_id is not None:
+                by_round.setdefault(round_id, []).append((grant, Void("cancelled")))
+        for round_id, cancelled in by_round.items():
+            current = self._rounds[round_id]
+            self._end(current, cancelled, AttemptEvent.CANCELLED, out)
+            self._conclude(current, cancelled, out)
         if granted:
-            self._drop(tuple(granted), out)
+            self._drop(granted, out)
 
     def _drop(self, grants: tuple[GrantId, ...], out: list[Instruction]) -> None:
         """End grants that no wave has named."""
@@ -443,9 +283,9 @@ class Admission:
         self._alignment_tokens = event.alignment_tokens or self._stage_alignment_tokens
         self._move_epoch(event.epoch, out)
         # Attempts that the router waited for on an earlier stream are void for it: it asks again under new ids.
-        for current in list(self._rounds.values()):
-            self._void_all(current, Void("stream"), out)
-            self._rounds.pop(current.round, None)
+        for current in self._rounds.values():
+            self._end(current, current.undecided(Void("stream")), AttemptEvent.BROKEN, out)
+        self._rounds.clear()
         stale = tuple(self._ledger.grants - event.live)
         if stale:
             self._drop(stale, out)
@@ -454,10 +294,20 @@ class Admission:
 
     # ---- what the streams say ----
 
-    def _stage_lost(self, stage: StageIndex, out: list[Instruction]) -> None:
+    def _stage_connected(self, event: StageConnected, out: list[Instruction]) -> None:
+        self._connected.add(event.stage)
+        # These ended while the stream was being opened, and nobody could tell the stage.
+        ended = tuple(event.known - self._ledger.grants)
+        if ended:
+            out.append(SendAbort(event.stage, ended))
+        if self._sync.connected(event.stage, event.incarnation, event.next_change):
+            out.append(AskDump(event.stage))
+
+    def _stage_disconnected(self, stage: StageIndex, out: list[Instruction]) -> None:
         """Attempts that wait for this stage's answer are void; grants live on: the epoch decides about them."""
         self._connected.discard(stage)
         self._sync.disconnected(stage)
         for current in list(self._rounds.values()):
-            told = self._void_all(current, Wait(stage, "directory"), out)
-            self._conclude(current, told, out)
+            ended = current.undecided(Wait(stage, "directory"))
+            self._end(current, ended, AttemptEvent.BROKEN, out)
+            self._conclude(current, ended, out)

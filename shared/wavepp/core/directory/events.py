@@ -103,13 +103,13 @@ class EpochMoved:
 class StageConnected:
     """The rounds stream to a stage is up; `incarnation` tells whether its cache is the one we knew.
 
-    `told`: the grants that it was told to keep, as they were when the stream was opened.
+    `known`: the grants that it was told to keep, as they were when the stream was opened.
     """
 
     stage: StageIndex
     incarnation: str
     next_change: int
-    told: frozenset[GrantId]
+    known: frozenset[GrantId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,14 +245,15 @@ class Void:
 
 
 Verdict = Granted | Wait | NeverFits | Void
+Decision = tuple[GrantId, Verdict]
 
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """To the router. `answered`: refusals are all told; what is left only waits for the ledger."""
+    """To the router. `answered`: refusals are all decided; what is left only waits for the ledger."""
 
     batch: int
-    decisions: tuple[tuple[GrantId, Verdict], ...]
+    decisions: tuple[Decision, ...]
     answered: bool
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from wavepp.core.directory.events import CacheChanged, CacheDumped
 from wavepp.core.directory.hints import HintIndex
 from wavepp.core.ids import StageIndex
+from wavepp.core.keys import key_at
+from wavepp.core.limits import KEY_BYTES
 
 
 @dataclass(slots=True)
@@ -73,6 +75,18 @@ class HintSync:
             cursor.next_change, cursor.in_sync = event.next_change, True
             cursor.dump_asked = cursor.dump_begun = False
             self._hints.set_known(event.stage)
+
+    def offered(self, stage: StageIndex, keys: bytes, held: int, hinted: int, *, snapshots_only: bool) -> None:
+        """Where more blocks were hinted than the stage holds, forget it: or later requests pay the same detour."""
+        if held < hinted:
+            self._hints.clear_above(
+                stage, keys[held * KEY_BYTES : hinted * KEY_BYTES], 0, snapshots_only=snapshots_only
+            )
+
+    def computed(self, keys: bytes, alignment_blocks: int) -> None:
+        """Every stage has these blocks, and the snapshot that is taken at their last aligned place."""
+        last = len(keys) // KEY_BYTES // alignment_blocks * alignment_blocks
+        self._hints.mark_held(keys, key_at(keys, last - 1) if last else b"")
 
     def _lose(self, stage: StageIndex) -> bool:
         cursor = self._cursors[stage]

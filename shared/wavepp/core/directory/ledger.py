@@ -1,8 +1,8 @@
 """Which grants are alive, and under which record of etcd each is written down.
 
-One record a round. It is written once when the round begins, rewritten or deleted when grants of it fall away; never
-two writes of one record at a time, so the last one wins in etcd too. A deletion that comes while the first write is
-under way waits for its outcome.
+One record a round. It is written once when the round begins, rewritten or deleted when grants of it end; never two
+writes of one record at a time, so the last one wins in etcd too. A deletion that comes while the first write is under
+way waits for its outcome.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._granted)
 
+    def __contains__(self, grant: GrantId) -> bool:
+        return grant in self._granted
+
     def load(self, records: tuple[tuple[str, PipelineEpoch, tuple[GrantId, ...]], ...]) -> None:
         """Take over what an earlier directory wrote. Who is alive of it, the router says: see `adopt`."""
         for name, epoch, grants in records:
@@ -61,7 +64,7 @@ class Ledger:
         return SetRecord(name, epoch, entries, round_id)
 
     def granted(self, grants: tuple[GrantId, ...]) -> None:
-        """These were told to the router."""
+        """These are decided: granted."""
         self._granted.update(grants)
 
     def written(self, round_id: RoundId) -> list[SetRecord]:

@@ -1,19 +1,21 @@
-"""When the pipeline's epoch must move, and when all stages hold the new one.
-
-    GATHERING --every stage's control stream is up--> RAISING --etcd has the new epoch--> ANNOUNCED --all acked--> READY
-        ^___________________________ a stage went, a link broke, a wave was lost ____________________________/
+"""When the pipeline's epoch must move, and when all stages hold the new one: a table of (phase, event) -> phase.
 
 The router raises the epoch and tells every stage. A stage acknowledges when nothing older runs, is queued or holds
 anything there, and its link to the next stage is up. Only after all acknowledgements may grants be made again.
+docs/protocol.md draws the table.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from wavepp.core.errors import TransitionError
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
+
+_STORY_EVENTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +104,53 @@ class Ready:
 Instruction = RaiseEpoch | Announce | Broken | Ready
 
 
-class Phase(Enum):
+class EpochPhase(Enum):
     """Where the pipeline is."""
 
     GATHERING = "waiting for stages"
     RAISING = "raising the epoch"
+    RAISING_AGAIN = "raising the epoch again"
     ANNOUNCED = "waiting for acknowledgements"
     READY = "serving"
+
+
+class EpochEvent(Enum):
+    """What can happen to the pipeline's epoch."""
+
+    COMPLETE = "all stages up"
+    BROKEN = "broken"
+    """A stage came, also again, or went; a link broke; something took too long."""
+    RAISED = "raised in etcd"
+    ACKED = "all acknowledged"
+
+
+TRANSITIONS: Final[dict[tuple[EpochPhase, EpochEvent], EpochPhase]] = {
+    (EpochPhase.GATHERING, EpochEvent.COMPLETE): EpochPhase.RAISING,
+    (EpochPhase.GATHERING, EpochEvent.BROKEN): EpochPhase.GATHERING,
+    (EpochPhase.RAISING, EpochEvent.RAISED): EpochPhase.ANNOUNCED,
+    # One raise at a time; when it is through, everything is looked at anew.
+    (EpochPhase.RAISING, EpochEvent.BROKEN): EpochPhase.RAISING_AGAIN,
+    (EpochPhase.RAISING_AGAIN, EpochEvent.BROKEN): EpochPhase.RAISING_AGAIN,
+    (EpochPhase.RAISING_AGAIN, EpochEvent.RAISED): EpochPhase.GATHERING,
+    (EpochPhase.ANNOUNCED, EpochEvent.ACKED): EpochPhase.READY,
+    (EpochPhase.ANNOUNCED, EpochEvent.BROKEN): EpochPhase.GATHERING,
+    (EpochPhase.READY, EpochEvent.BROKEN): EpochPhase.GATHERING,
+}
 
 
 class EpochKeeper:
     """Decides about the epoch of one pipeline. Owned by the router that leads."""
 
     def __init__(self, stages: int) -> None:
-        self.phase = Phase.GATHERING
+        self.phase = EpochPhase.GATHERING
         self.epoch = PipelineEpoch(0)
         self.reason = "waiting for all stages"
         self.raised = 0
         self._stages = stages
         self._up: dict[StageIndex, StageUp] = {}
         self._waiting_for: set[StageIndex] = set()
-        self._again = False
         self._tries = 0
+        self._story: deque[str] = deque(maxlen=_STORY_EVENTS)
 
     @property
     def missing(self) -> tuple[StageIndex, ...]:
@@ -136,7 +163,7 @@ class EpochKeeper:
         return frozenset(self._waiting_for)
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Apply one event."""
+        """Apply one event. Raises TransitionError for an epoch that nobody asked for, or that is not higher."""
         match event:
             case StageUp():
                 self._up[event.stage] = event
@@ -147,46 +174,50 @@ class EpochKeeper:
                 del self._up[event.stage]
                 return self._restart(f"stage {event.stage}: {event.reason}")
             case LinkBroken() | Stalled():
-                if event.epoch != self.epoch or self.phase not in (Phase.ANNOUNCED, Phase.READY):
+                if event.epoch != self.epoch or not self._announced:
                     return []
                 who = f"stage {event.stage}: " if isinstance(event, LinkBroken) else ""
                 return self._restart(f"{who}{event.reason}")
             case Raised():
-                if self.phase is not Phase.RAISING or event.epoch <= self.epoch:
-                    raise TransitionError(
-                        "epoch", f"{self.phase.value}, epoch {self.epoch}", f"raised to {event.epoch}"
-                    )
-                return self._announce(event.epoch)
+                return self._raised(event.epoch)
             case Acked():
                 return self._acked(event)
 
+    def apply(self, event: EpochEvent) -> None:
+        """Change phase; raises TransitionError for an impossible pair."""
+        following = TRANSITIONS.get((self.phase, event))
+        if following is None:
+            raise TransitionError(f"epoch {self.epoch}", self.phase.value, event.value, tuple(self._story))
+        self._story.append(f"{self.phase.value}:{event.value}")
+        self.phase = following
+
+    @property
+    def _announced(self) -> bool:
+        """Whether the stages have been told of this epoch, and it counts."""
+        return self.phase in (EpochPhase.ANNOUNCED, EpochPhase.READY)
+
     def _restart(self, reason: str) -> list[Instruction]:
-        out: list[Instruction] = []
         self.reason = reason
-        if self.phase in (Phase.ANNOUNCED, Phase.READY):
-            out.append(Broken(reason))
-        if self.phase is Phase.RAISING:
-            # One raise at a time; when it is through, everything is looked at anew.
-            self._again = True
-            return out
-        return [*out, *self._raise()]
+        broken = [Broken(reason)] if self._announced else []
+        self.apply(EpochEvent.BROKEN)
+        return [*broken, *self._raise()]
 
     def _raise(self) -> list[Instruction]:
         self._waiting_for.clear()
-        if self.missing:
-            self.phase = Phase.GATHERING
+        if self.phase is not EpochPhase.GATHERING or self.missing:
             return []
-        self.phase = Phase.RAISING
-        self._again = False
+        self.apply(EpochEvent.COMPLETE)
         self._tries += 1
         return [RaiseEpoch(self._tries)]
 
-    def _announce(self, epoch: PipelineEpoch) -> list[Instruction]:
+    def _raised(self, epoch: PipelineEpoch) -> list[Instruction]:
+        if epoch <= self.epoch:
+            raise TransitionError(f"epoch {self.epoch}", self.phase.value, f"raised to {epoch}", tuple(self._story))
+        self.apply(EpochEvent.RAISED)
         self.epoch = epoch
         self.raised += 1
-        if self._again or self.missing:
+        if self.phase is not EpochPhase.ANNOUNCED:
             return self._raise()
-        self.phase = Phase.ANNOUNCED
         self._waiting_for = set(self._up)
         return [self._announcement(stage) for stage in sorted(self._up)]
 
@@ -200,11 +231,11 @@ class EpochKeeper:
         )
 
     def _acked(self, event: Acked) -> list[Instruction]:
-        if self.phase is not Phase.ANNOUNCED or event.epoch != self.epoch:
+        if self.phase is not EpochPhase.ANNOUNCED or event.epoch != self.epoch:
             return []
         self._waiting_for.discard(event.stage)
         if self._waiting_for:
             return []
-        self.phase = Phase.READY
+        self.apply(EpochEvent.ACKED)
         self._tries = 0
         return [Ready(self.epoch)]
