@@ -19,6 +19,7 @@ lint: $(STAMP) proto-check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(PY) docs/generate_configuration.py --check
+	$(PY) docs/draw_states.py --check
 
 # The lock file fixes every version; pyproject.toml only gives ranges.
 $(STAMP): pyproject.toml constraints.txt

@@ -1,8 +1,6 @@
-"""One request as the router sees it, from arrival to its last token.
+"""One request as the router sees it, from arrival to its last token: a table of (state, event) -> state.
 
-QUEUED --sent to admission--> ADMITTING --granted--> RUNNING --last token--> DONE
-   ^_______ refused (waits) ______/                     |
-   ^________________ the pipeline broke ________________/         any --cancelled, failed--> DONE
+docs/protocol.md draws it.
 """
 
 from __future__ import annotations

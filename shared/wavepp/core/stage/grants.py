@@ -1,9 +1,6 @@
 """The life of one grant on one stage: a table of (state, event) -> (state, action), and the record itself.
 
-    PREPARED --chunk--> RUNNING --end--> ENDED
-        \\--abort, end, fence--> ENDED <--fence--/
-
-Three rules keep an old message from harming a later one:
+docs/protocol.md draws the table. Three rules keep an old message from harming a later one:
 - A grant that has been in a wave (RUNNING) ends only in wave order or by an epoch. An abort from the directory is
   ignored then: a wave that names the grant may be queued right here.
 - The first chunk commits, as soon as its wave is here. There is no commit message that a wave could overtake.
