@@ -14,6 +14,8 @@ from wavepp.codec import admission, control, rounds
 from wavepp.codec.frames import WavePayload, decode_frame, encode_frame
 from wavepp.codec.types import decode_reuse, decode_room, decode_step, encode_reuse, encode_room, encode_step
 from wavepp.core.cache.types import (
+    PINS,
+    POOLS,
     CacheChange,
     CacheChanges,
     ChangeKind,
@@ -38,6 +40,7 @@ from wavepp.core.wire.wave_header import FrameHeader
 from wavepp.v1 import directory_pb2, stage_pb2, types_pb2
 
 BLOCK_TOKENS = 4
+POOL_NAMES = (*POOLS, PINS)
 M = TypeVar("M", bound=Message)
 
 
@@ -61,7 +64,7 @@ logprobs = st.floats(width=32, allow_nan=False)
 contexts = st.builds(types_pb2.GrantContext, request_id=texts, traceparent=texts)
 
 steps = st.builds(StepTime, stages, i63, i63, i63, u32)
-rooms = st.builds(Room, u64, st.dictionaries(st.sampled_from(["kv", "state", "snapshot", "pins"]), i63))
+rooms = st.builds(Room, u64, st.dictionaries(st.sampled_from(POOL_NAMES), i63))
 reuses = st.builds(ReuseExplanation, u32, u32, u32, u32, u32, st.none() | stages)
 chosen_tokens = st.builds(ChosenToken, u32, logprobs, st.lists(st.tuples(u32, logprobs), max_size=3).map(tuple))
 
@@ -76,9 +79,9 @@ def attempts(draw: st.DrawFn) -> directory_ev.Attempt:
 
 verdicts = (
     st.builds(directory_ev.Granted, u32, reuses)
-    | st.builds(directory_ev.Wait, st.none() | stages, texts, i63, u64)
+    | st.builds(directory_ev.Wait, st.none() | stages, st.sampled_from(directory_ev.WaitFor), i63, u64)
     | st.builds(directory_ev.NeverFits, stages, texts, i63, i63)
-    | st.builds(directory_ev.Void, texts)
+    | st.builds(directory_ev.Void, st.sampled_from(directory_ev.VoidReason))
 )
 
 
@@ -100,9 +103,9 @@ def prepare_grants(draw: st.DrawFn) -> stage_ev.PrepareGrant:
 answers = (
     st.builds(Prepared, u32, st.lists(u32, max_size=4).map(tuple))
     | st.builds(NeedKeys)
-    | st.builds(Missing, texts, i63, i63)
+    | st.builds(Missing, st.sampled_from(POOL_NAMES), i63, i63)
     | st.builds(Never, texts, i63, i63)
-    | st.builds(stage_ev.Refused, texts)
+    | st.builds(stage_ev.Refused, st.sampled_from(stage_ev.RefusalReason))
 )
 answered = st.lists(st.tuples(grants, answers), max_size=4).map(tuple)
 
@@ -345,6 +348,31 @@ def test_decisions_and_answers_without_content_are_refused() -> None:
     empty = stage_pb2.PrepareAnswer(grants=[stage_pb2.GrantAnswer(grant=1)])
     with pytest.raises(PeerProtocolError):
         rounds.decode_answers(StageIndex(0), empty, lowered=False)
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        directory_pb2.Decision(wait=directory_pb2.Wait(pool="seats")),
+        directory_pb2.Decision(void=directory_pb2.Void(reason="mood")),
+    ],
+)
+def test_a_decision_that_is_unknown_here_is_refused(decision: directory_pb2.Decision) -> None:
+    with pytest.raises(PeerProtocolError, match="run the same release everywhere"):
+        admission.decode_decisions(directory_pb2.Decisions(decisions=[decision]))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        stage_pb2.GrantAnswer(refused=stage_pb2.Refused(reason="mood")),
+        stage_pb2.GrantAnswer(missing=stage_pb2.Missing(pool="seats")),
+        stage_pb2.GrantAnswer(missing=stage_pb2.Missing(pool="order")),
+    ],
+)
+def test_an_answer_that_is_unknown_here_is_refused(answer: stage_pb2.GrantAnswer) -> None:
+    with pytest.raises(PeerProtocolError, match="run the same release everywhere"):
+        rounds.decode_answers(StageIndex(0), stage_pb2.PrepareAnswer(grants=[answer]), lowered=False)
 
 
 @pytest.mark.parametrize(

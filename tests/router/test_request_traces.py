@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.ids import RequestId
 from wavepp.core.limits import REQUEST_ID_BYTES_MAX
-from wavepp.core.router.requests import RequestOutcome, Times
+from wavepp.core.router.requests import FinishReason, RequestOutcome, Times
 from wavepp.core.waves.types import ChosenToken
 from wavepp.infra.metrics import Metrics
 from wavepp.infra.telemetry import Telemetry, TracingOptions, setup_telemetry
@@ -25,13 +25,13 @@ ENGINE = cast(DispatchDriver, SimpleNamespace(wall_ns=lambda ms: int(ms * 1e6)))
 OUTCOME = RequestOutcome(
     request=RequestId("a"),
     tokens=(ChosenToken(1, 0.0),),
-    finish_reason="length",
+    finish_reason=FinishReason.LENGTH,
     prompt_tokens=8,
     cached_tokens=0,
     computed_tokens=8,
     reuse=ReuseExplanation(8, 0, 0, 0, 0, None),
     waits=0,
-    waited_for=(None, ""),
+    waited_for=(None, None),
     waves=1,
     attempts=1,
     times=Times(1.0, 2.0, 3.0, 4.0, 5.0),

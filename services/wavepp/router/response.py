@@ -12,7 +12,8 @@ def prefill_response(outcome: RequestOutcome, text: str) -> prefill_pb2.PrefillR
     times, first = outcome.times, outcome.tokens[0]
     reuse = encode_reuse(outcome.reuse)
     reuse.waits = outcome.waits
-    waited_stage, reuse.waited_for_pool = outcome.waited_for
+    waited_stage, waited_for = outcome.waited_for
+    reuse.waited_for_pool = waited_for or ""
     if waited_stage is not None:
         reuse.waited_for_stage = waited_stage
     return prefill_pb2.PrefillResponse(

@@ -5,7 +5,7 @@ Hellos and health are read field by field where they are checked, and have no co
 
 from __future__ import annotations
 
-from wavepp.codec.types import decode_grants, decode_reuse, encode_reuse
+from wavepp.codec.types import decode_grants, decode_reuse, decode_word, encode_reuse
 from wavepp.core.directory import events as directory_ev
 from wavepp.core.errors import InvariantError, PeerProtocolError
 from wavepp.core.ids import GrantId, PipelineEpoch, StageIndex
@@ -89,7 +89,7 @@ def encode_decide(decide: directory_ev.Decide) -> directory_pb2.AdmissionEvent:
 
 
 def decode_decisions(message: directory_pb2.Decisions) -> router_ev.Decided:
-    """See `encode_decide`. Raises PeerProtocolError for a decision without content."""
+    """See `encode_decide`. Raises PeerProtocolError for a decision without content, or an unknown one."""
     decisions = tuple((GrantId(d.grant), _decode_verdict(d)) for d in message.decisions)
     return router_ev.Decided(message.batch, decisions, message.answered)
 
@@ -103,7 +103,7 @@ def _encode_verdict(grant: GrantId, verdict: directory_ev.Verdict) -> directory_
         case directory_ev.Wait():
             if verdict.stage is not None:
                 out.wait.stage = verdict.stage
-            out.wait.pool = verdict.pool
+            out.wait.pool = verdict.what
             out.wait.available_needed = verdict.available_needed
             out.wait.room_number = verdict.room_number
         case directory_ev.NeverFits():
@@ -123,10 +123,11 @@ def _decode_verdict(message: directory_pb2.Decision) -> directory_ev.Verdict:
         case "wait":
             wait = message.wait
             stage = StageIndex(wait.stage) if wait.HasField("stage") else None
-            return directory_ev.Wait(stage, wait.pool, wait.available_needed, wait.room_number)
+            what = decode_word(directory_ev.WaitFor, wait.pool)
+            return directory_ev.Wait(stage, what, wait.available_needed, wait.room_number)
         case "never":
             never = message.never
             return directory_ev.NeverFits(StageIndex(never.stage), never.pool, never.needed, never.capacity)
         case "void":
-            return directory_ev.Void(message.void.reason)
+            return directory_ev.Void(decode_word(directory_ev.VoidReason, message.void.reason))
     raise PeerProtocolError(f"grant {message.grant}: a decision without content")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from wavepp.codec.types import decode_grants
+from wavepp.codec.types import decode_grants, decode_word
 from wavepp.core.cache.types import (
+    PINS,
+    POOLS,
     CacheChange,
     CacheChanges,
     ChangeKind,
@@ -107,7 +109,7 @@ def encode_answers(answer: stage_ev.AnswerPrepare | stage_ev.AnswerLower, room: 
 
 
 def decode_answers(stage: StageIndex, message: stage_pb2.PrepareAnswer, *, lowered: bool) -> directory_ev.StageAnswered:
-    """See `encode_answers`. Raises PeerProtocolError for an answer without content."""
+    """See `encode_answers`. Raises PeerProtocolError for an answer without content, or an unknown one."""
     answers = tuple((GrantId(g.grant), *_decode_answer(g)) for g in message.grants)
     return directory_ev.StageAnswered(stage, RoundId(message.round), answers, lowered)
 
@@ -142,11 +144,13 @@ def _decode_answer(g: stage_pb2.GrantAnswer) -> tuple[stage_ev.Answer, int]:
             return NeedKeys(), 0
         case "missing":
             m = g.missing
+            if m.pool not in (*POOLS, PINS):
+                raise PeerProtocolError(f"grant {g.grant}: pool {m.pool!r} is unknown; run the same release everywhere")
             return Missing(m.pool, m.available_needed, m.available), m.room_number
         case "never":
             return Never(g.never.pool, g.never.needed, g.never.capacity), 0
         case "refused":
-            return stage_ev.Refused(g.refused.reason), 0
+            return stage_ev.Refused(decode_word(stage_ev.RefusalReason, g.refused.reason)), 0
     raise PeerProtocolError(f"grant {g.grant}: an answer without content")
 
 

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
+from typing import TypeVar
 
 from wavepp.core.cache.types import Room
 from wavepp.core.directory.endpoint import ReuseExplanation
+from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import GrantId, StageIndex
 from wavepp.core.waves.types import StepTime
 from wavepp.v1 import types_pb2
+
+Word = TypeVar("Word", bound=StrEnum)
+
+
+def decode_word(kind: type[Word], text: str) -> Word:
+    """The member of that value; the other way they go as they are. Raises PeerProtocolError for an unknown one."""
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise PeerProtocolError(f"{error}; run the same release everywhere") from error
 
 
 def decode_grants(grants: Iterable[int]) -> tuple[GrantId, ...]:

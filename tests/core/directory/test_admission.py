@@ -13,7 +13,7 @@ from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, RoundId, StageIndex, grant_id
 from wavepp.core.keys import Namespace, key_at, prefix_keys
 from wavepp.core.limits import KEY_BYTES
-from wavepp.core.stage.events import Answer, Refused
+from wavepp.core.stage.events import Answer, RefusalReason, Refused
 from wavepp.core.tokens import encode_tokens
 
 B = 4
@@ -70,8 +70,8 @@ class Directory:
         room: int = 0,
         lowered: bool = False,
     ) -> list[am.Instruction]:
-        told = tuple((grant, answer, room) for grant, answer in answers)
-        return self.tell(am.StageAnswered(stage, RoundId(round_id), told, lowered))
+        numbered = tuple((grant, answer, room) for grant, answer in answers)
+        return self.tell(am.StageAnswered(stage, RoundId(round_id), numbered, lowered))
 
     def prepared(
         self, stage: StageIndex, *grants: GrantId, endpoint: int = 0, round_id: int = 1
@@ -134,7 +134,7 @@ def test_a_round_asks_every_stage_and_writes_its_record_at_the_same_time() -> No
 
 
 @pytest.mark.parametrize("written_first", [True, False])
-def test_a_grant_is_told_when_all_stages_prepared_it_and_the_record_is_written(written_first: bool) -> None:
+def test_a_grant_is_decided_when_all_stages_prepared_it_and_the_record_is_written(written_first: bool) -> None:
     directory = Directory()
     directory.admit(g(1))
     if written_first:
@@ -160,8 +160,8 @@ def test_a_refused_attempt_is_aborted_where_it_was_prepared_and_nowhere_else() -
     directory.written()
     directory.prepared(S0, g(1), g(2))
     directory.prepared(S2, g(1), g(2))
-    out = directory.answer(S1, (g(1), Missing("kv", 6, 2)), (g(2), Refused("order")), room=9)
-    assert decisions(out) == [(g(1), am.Wait(S1, "kv", 6, 9)), (g(2), am.Wait(S1, "order"))]
+    out = directory.answer(S1, (g(1), Missing("kv", 6, 2)), (g(2), Refused(RefusalReason.ORDER)), room=9)
+    assert decisions(out) == [(g(1), am.Wait(S1, am.WaitFor.KV, 6, 9)), (g(2), am.Wait(S1, am.WaitFor.ORDER))]
     assert aborts(out) == {S0: (g(1), g(2)), S2: (g(1), g(2))}
     assert deleted() in out
     directory.assert_forgotten()
@@ -182,14 +182,14 @@ def test_one_refusal_does_not_stop_the_others_of_the_round() -> None:
     ("first", "second", "verdict"),
     [
         (Missing("kv", 6, 2), Never("kv", 60, 50), am.NeverFits(S1, "kv", 60, 50)),
-        (Missing("kv", 6, 2), Missing("state", 1, 0), am.Wait(S0, "kv", 6, 3)),
-        (Refused("order"), Missing("kv", 6, 2), am.Wait(S1, "kv", 6, 3)),
-        (Prepared(0, ()), Refused("order"), am.Wait(S1, "order")),
-        (Prepared(0, ()), Refused("epoch"), am.Void("epoch")),
-        (Refused("order"), Refused("ended"), am.Void("ended")),
+        (Missing("kv", 6, 2), Missing("state", 1, 0), am.Wait(S0, am.WaitFor.KV, 6, 3)),
+        (Refused(RefusalReason.ORDER), Missing("kv", 6, 2), am.Wait(S1, am.WaitFor.KV, 6, 3)),
+        (Prepared(0, ()), Refused(RefusalReason.ORDER), am.Wait(S1, am.WaitFor.ORDER)),
+        (Prepared(0, ()), Refused(RefusalReason.EPOCH), am.Void(am.VoidReason.EPOCH)),
+        (Refused(RefusalReason.ORDER), Refused(RefusalReason.ENDED), am.Void(am.VoidReason.ENDED)),
     ],
 )
-def test_what_can_never_be_is_told_before_what_must_wait(first: Answer, second: Answer, verdict: am.Verdict) -> None:
+def test_what_can_never_be_is_decided_before_what_must_wait(first: Answer, second: Answer, verdict: am.Verdict) -> None:
     directory = Directory()
     directory.admit(g(1))
     directory.answer(S0, (g(1), first), room=3)
@@ -200,7 +200,7 @@ def test_a_stage_that_does_not_know_the_key_is_asked_again_with_all_keys_and_so_
     directory = Directory(held=2)
     directory.admit(g(1), g(2), g(3))
     directory.prepared(S0, g(1), g(2), g(3), endpoint=8)
-    out = directory.answer(S1, (g(1), Prepared(8, ())), (g(2), NeedKeys()), (g(3), Refused("order")))
+    out = directory.answer(S1, (g(1), Prepared(8, ())), (g(2), NeedKeys()), (g(3), Refused(RefusalReason.ORDER)))
     (again,) = only(am.SendPrepare, out)
     assert (again.stage, [q.grant for q in again.grants]) == (S1, [g(2), g(3)])
     assert all((q.first_block, q.keys, q.key_before) == (0, keys_of(20), b"") for q in again.grants)
@@ -222,12 +222,12 @@ def test_a_stage_whose_cache_is_not_known_is_sent_all_keys_at_once() -> None:
 def test_without_all_stages_nobody_is_asked() -> None:
     directory = Directory()
     directory.tell(am.StageDisconnected(S1))
-    assert directory.admit(g(1)) == [am.Decide(1, ((g(1), am.Wait(S1, "directory")),), True)]
+    assert directory.admit(g(1)) == [am.Decide(1, ((g(1), am.Wait(S1, am.WaitFor.DIRECTORY)),), True)]
 
 
 def test_a_round_of_another_epoch_is_void() -> None:
     out = Directory().tell(am.Admit(7, PipelineEpoch(2), (attempt(g(1, epoch=2)),)))
-    assert out == [am.Decide(7, ((g(1, epoch=2), am.Void("epoch")),), True)]
+    assert out == [am.Decide(7, ((g(1, epoch=2), am.Void(am.VoidReason.EPOCH)),), True)]
 
 
 @pytest.mark.parametrize("granted_before", [True, False])
@@ -270,7 +270,7 @@ def lowering() -> Directory:
     return directory
 
 
-def test_where_endpoints_differ_those_above_step_down_before_the_grant_is_told() -> None:
+def test_where_endpoints_differ_those_above_step_down_before_the_grant_is_decided() -> None:
     directory = lowering()
     assert directory.answer(S0, (g(1), Prepared(8, ())), lowered=True) == []
     ((_, verdict),) = decisions(directory.answer(S2, (g(1), Prepared(8, ())), lowered=True))
@@ -293,7 +293,7 @@ def test_a_stage_that_cannot_step_down_makes_all_let_go_itself_included() -> Non
     directory = lowering()
     directory.answer(S2, (g(1), Prepared(8, ())), lowered=True)
     out = directory.answer(S0, (g(1), Missing("kv", 3, 1)), room=4, lowered=True)
-    assert decisions(out) == [(g(1), am.Wait(S0, "kv", 3, 4))]
+    assert decisions(out) == [(g(1), am.Wait(S0, am.WaitFor.KV, 3, 4))]
     assert aborts(out) == {S0: (g(1),), S1: (g(1),), S2: (g(1),)}
     directory.assert_forgotten()
 
@@ -370,7 +370,7 @@ def test_an_attempt_that_is_cancelled_before_a_stage_answered_is_aborted_there_n
     directory.written()
     directory.prepared(S0, g(1), g(2))
     out = directory.tell(am.CancelAttempts((g(1),)))
-    assert decisions(out) == [(g(1), am.Void("cancelled"))]
+    assert decisions(out) == [(g(1), am.Void(am.VoidReason.CANCELLED))]
     assert aborts(out) == {S0: (g(1),), S1: (g(1),)}
     assert not only(am.Decide, out)[0].answered, "the other one is still being asked for"
     out = directory.prepared(S1, g(1), g(2))
@@ -391,12 +391,12 @@ def test_an_attempt_that_is_cancelled_while_it_waits_for_the_ledger_is_never_gra
     directory.admit(g(1))
     for stage in (S0, S1):
         directory.prepared(stage, g(1))
-    assert decisions(directory.tell(am.CancelAttempts((g(1),)))) == [(g(1), am.Void("cancelled"))]
+    assert decisions(directory.tell(am.CancelAttempts((g(1),)))) == [(g(1), am.Void(am.VoidReason.CANCELLED))]
     assert directory.written() == [deleted()]
     directory.assert_forgotten()
 
 
-def test_a_grant_that_is_cancelled_after_it_was_told_is_aborted_everywhere() -> None:
+def test_a_grant_that_is_cancelled_after_it_was_decided_is_aborted_everywhere() -> None:
     directory = Directory()
     directory.granted(g(1))
     out = directory.tell(am.CancelAttempts((g(1), g(7))))
@@ -409,7 +409,7 @@ def test_a_grant_that_is_cancelled_after_it_was_told_is_aborted_everywhere() -> 
 def test_an_attempt_that_is_cancelled_twice_at_once_ends_once() -> None:
     directory = Directory()
     directory.admit(g(1))
-    assert decisions(directory.tell(am.CancelAttempts((g(1), g(1))))) == [(g(1), am.Void("cancelled"))]
+    assert decisions(directory.tell(am.CancelAttempts((g(1), g(1))))) == [(g(1), am.Void(am.VoidReason.CANCELLED))]
     directory.written()
     directory.assert_forgotten()
 
@@ -429,7 +429,7 @@ def test_an_answer_for_a_round_that_is_over_is_aborted_unless_it_was_granted() -
     directory.granted(g(1))
     assert directory.prepared(S0, g(1)) == []
     assert aborts(directory.prepared(S0, g(4), round_id=9)) == {S0: (g(4),)}
-    assert directory.answer(S0, (g(4), Refused("ended")), round_id=9) == []
+    assert directory.answer(S0, (g(4), Refused(RefusalReason.ENDED)), round_id=9) == []
 
 
 # ---- what breaks ----
@@ -441,7 +441,7 @@ def test_a_record_that_could_not_be_written_grants_nothing() -> None:
     for stage in (S0, S1):
         directory.prepared(stage, g(1))
     out = directory.written(ok=False)
-    assert decisions(out) == [(g(1), am.Wait(None, "directory"))]
+    assert decisions(out) == [(g(1), am.Wait(None, am.WaitFor.DIRECTORY))]
     assert aborts(out) == {S0: (g(1),), S1: (g(1),)}
     assert deleted() in out, "it may have been written all the same"
     directory.assert_forgotten()
@@ -457,13 +457,13 @@ def test_a_record_that_could_not_be_written_ends_the_round_before_the_stages_ans
 
 
 @pytest.mark.parametrize("answered", [0, 1, 2])
-def test_a_stage_that_goes_away_voids_every_attempt_that_is_not_told(answered: int) -> None:
+def test_a_stage_that_disconnects_voids_every_undecided_attempt(answered: int) -> None:
     directory = Directory()
     directory.admit(g(1))
     for stage in (S0, S1)[:answered]:
         directory.prepared(stage, g(1))
     out = directory.tell(am.StageDisconnected(S1))
-    assert decisions(out) == [(g(1), am.Wait(S1, "directory"))]
+    assert decisions(out) == [(g(1), am.Wait(S1, am.WaitFor.DIRECTORY))]
     assert aborts(out) == {S0: (g(1),)}, "nothing can be sent to the one that went"
     assert directory.written() == [deleted()]
     directory.assert_forgotten()
@@ -476,13 +476,13 @@ def test_grants_outlive_the_stream_to_a_stage() -> None:
     assert directory.admission.grants == {g(1)}
 
 
-def test_a_stage_is_told_what_ended_while_its_stream_was_being_opened() -> None:
+def test_a_stage_hears_what_ended_while_its_stream_was_being_opened() -> None:
     directory = Directory()
     directory.granted(g(1), g(2))
     directory.tell(am.StageDisconnected(S1))
-    told = directory.admission.grants
+    known = directory.admission.grants
     directory.tell(am.CancelAttempts((g(1),)))
-    assert aborts(directory.tell(am.StageConnected(S1, "inc1", 0, told))) == {S1: (g(1),)}
+    assert aborts(directory.tell(am.StageConnected(S1, "inc1", 0, known))) == {S1: (g(1),)}
     assert directory.admission.stages_connected
 
 
@@ -507,7 +507,7 @@ def test_a_router_that_connects_anew_keeps_what_it_runs_and_nothing_else() -> No
     assert [i.grants for i in only(am.SendAbort, out) if i.stage == S1] == [(g(3),), (g(1),)]
     assert decisions(out) == [], "it does not wait for what it asked on the stream before"
     assert directory.admission.grants == {g(2), g(8)}
-    # Nobody will tell how the write of the second round ended.
+    # Nobody will report how the write of the second round ended.
     assert deleted(2) in out
     assert deleted(1) in directory.tell(am.GrantsEnded((g(2), g(8))))
     directory.assert_forgotten()

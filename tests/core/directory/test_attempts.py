@@ -11,7 +11,7 @@ from wavepp.core.directory.events import Attempt
 from wavepp.core.directory.hints import ReuseHint
 from wavepp.core.errors import InvariantError, TransitionError
 from wavepp.core.ids import GrantId, StageIndex
-from wavepp.core.stage.events import Refused
+from wavepp.core.stage.events import RefusalReason, Refused
 
 DECIDED = {AttemptState.GRANTED, AttemptState.ENDED}
 
@@ -55,6 +55,6 @@ def test_an_impossible_event_tells_the_attempts_story() -> None:
 
 def test_endpoints_are_compared_only_of_stages_that_prepared() -> None:
     attempt = record()
-    attempt.answered(StageIndex(0), Refused("order"), 0, lowered=False)
+    attempt.answered(StageIndex(0), Refused(RefusalReason.ORDER), 0, lowered=False)
     with pytest.raises(InvariantError, match="stage 0 refused"):
         attempt.agree((False,), 4)

@@ -85,13 +85,13 @@ HINT = ReuseHint(
 
 
 def test_the_explanation_names_the_stage_that_the_hint_named_when_the_leases_held() -> None:
-    told = explain(HINT, Agreement(512, (), None), 2000)
-    assert dataclasses.astuple(told) == (2000, 1024, 640, 512, 512, 3)
+    explained = explain(HINT, Agreement(512, (), None), 2000)
+    assert dataclasses.astuple(explained) == (2000, 1024, 640, 512, 512, 3)
 
 
 def test_the_explanation_names_the_stage_whose_lease_gave_less() -> None:
-    told = explain(HINT, Agreement(128, (StageIndex(0),), StageIndex(1)), 2000)
-    assert (told.endpoint_tokens, told.limiting_stage) == (128, 1)
+    explained = explain(HINT, Agreement(128, (StageIndex(0),), StageIndex(1)), 2000)
+    assert (explained.endpoint_tokens, explained.limiting_stage) == (128, 1)
 
 
 def servable(offer: StageOffer, endpoint: int) -> bool:

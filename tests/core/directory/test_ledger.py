@@ -43,7 +43,7 @@ def test_a_record_is_deleted_with_its_last_grant_and_not_written_before() -> Non
     assert ledger.remove((g(1), g(2))) == []
 
 
-def test_what_falls_away_during_the_first_write_is_mended_after_it() -> None:
+def test_what_ends_during_the_first_write_is_mended_after_it() -> None:
     ledger, record = opened(g(1), g(2), written=False)
     assert ledger.remove((g(1),)) == []
     assert ledger.written(RoundId(1)) == [SetRecord(record.name, EPOCH, ((g(2), 8, 12),))]
@@ -66,7 +66,7 @@ def test_an_epoch_deletes_older_records_but_for_those_that_are_being_written() -
     assert ledger.written(RoundId(2)) == [deleted(second.name)]
 
 
-def test_a_new_writer_deletes_what_emptied_during_a_first_write_that_nobody_tells_of() -> None:
+def test_a_new_writer_deletes_what_emptied_during_a_first_write_that_nobody_reports() -> None:
     ledger, record = opened(g(1), written=False)
     other = ledger.open(RoundId(2), EPOCH, ((g(2), 0, 4),))
     ledger.remove((g(1),))

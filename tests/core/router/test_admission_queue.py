@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wavepp.core.cache.types import Room
-from wavepp.core.directory.events import Wait
+from wavepp.core.directory.events import Wait, WaitFor
 from wavepp.core.ids import PrefixKey, RequestId
 from wavepp.core.limits import ROUND_ATTEMPTS_MAX, ROUND_KEYS_BYTES_MAX
 from wavepp.core.router.queue import AdmissionQueue, QueueFullError
@@ -31,7 +31,7 @@ def room(number: int, kv: int) -> Room:
     return Room(number, {"kv": kv, "pins": 0})
 
 
-NO_ROOM = Wait(1, "kv", 8, 5)  # type: ignore[arg-type]
+NO_ROOM = Wait(1, WaitFor.KV, 8, 5)  # type: ignore[arg-type]
 
 
 def blocked(*records: RequestRecord, wait: Wait = NO_ROOM) -> AdmissionQueue:
@@ -91,7 +91,7 @@ def test_a_round_has_at_most_so_many_keys_unless_it_has_one_attempt() -> None:
 def test_after_a_refusal_few_are_asked_for_and_then_more_each_time() -> None:
     queue = queue_of(*(record(i) for i in range(150)))
     taken = queue.take(64)
-    queue.refused([(taken[0], NO_ROOM), *((r, Wait(None, "order")) for r in taken[1:])])
+    queue.refused([(taken[0], NO_ROOM), *((r, Wait(None, WaitFor.ORDER)) for r in taken[1:])])
     queue.unblock()
     assert [len(queue.take(64)) for _ in range(4)] == [8, 16, 32, 64]
 
@@ -103,7 +103,7 @@ def test_a_refused_head_waits_and_everybody_behind_it() -> None:
 
 
 def test_one_that_was_refused_for_the_order_only_does_not_wait() -> None:
-    queue = blocked(record(1), wait=Wait(None, "order"))
+    queue = blocked(record(1), wait=Wait(None, WaitFor.ORDER))
     assert [r.order for r in queue.take(64)] == [1]
 
 
@@ -157,7 +157,7 @@ def test_a_request_that_comes_back_under_the_same_id_does_not_inherit_the_wait()
 
 
 def test_one_that_waits_for_the_directory_waits_until_somebody_says_so() -> None:
-    queue = blocked(record(1), wait=Wait(1, "directory"))  # type: ignore[arg-type]
+    queue = blocked(record(1), wait=Wait(1, WaitFor.DIRECTORY))  # type: ignore[arg-type]
     queue.room(1, room(99, 99))
     assert queue.take(1) == []
     queue.unblock()
@@ -169,7 +169,7 @@ def test_rooms_of_stages_that_started_anew_are_forgotten() -> None:
     queue.room(1, room(50, 8))
     queue.forget_rooms()
     (head,) = queue.take(1)
-    queue.refused([(head, Wait(1, "kv", 8, 2))])  # type: ignore[arg-type]
+    queue.refused([(head, Wait(1, WaitFor.KV, 8, 2))])  # type: ignore[arg-type]
     assert queue.take(1) == [], "the room of before is not news"
     queue.room(1, room(3, 8))
     assert queue.take(1)
@@ -179,7 +179,7 @@ def test_the_first_that_lacked_room_is_what_the_queue_waits_for() -> None:
     first, second = record(1), record(2)
     queue = queue_of(first, second)
     queue.take(64)
-    queue.refused([(first, Wait(0, "kv", 3, 1)), (second, Wait(1, "kv", 9, 1))])  # type: ignore[arg-type]
-    assert queue.waiting_for == Wait(0, "kv", 3, 1)  # type: ignore[arg-type]
+    queue.refused([(first, Wait(0, WaitFor.KV, 3, 1)), (second, Wait(1, WaitFor.KV, 9, 1))])  # type: ignore[arg-type]
+    assert queue.waiting_for == Wait(0, WaitFor.KV, 3, 1)  # type: ignore[arg-type]
     assert (first.waits, first.waited_for) == (1, (0, "kv"))
     assert second.waits == 1

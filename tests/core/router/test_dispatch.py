@@ -8,7 +8,7 @@ import pytest
 
 from wavepp.core.cache.types import Room
 from wavepp.core.directory.endpoint import ReuseExplanation
-from wavepp.core.directory.events import Granted, NeverFits, Verdict, Void, Wait
+from wavepp.core.directory.events import Granted, NeverFits, Verdict, Void, VoidReason, Wait, WaitFor
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, StageIndex, WaveId, epoch_of
 from wavepp.core.keys import Namespace, prefix_keys, root_key
 from wavepp.core.router import events as dm
@@ -222,7 +222,7 @@ def test_a_refused_request_is_asked_for_under_a_new_id_when_there_is_room() -> N
     router = Router()
     router.submit("a")
     first = router.asked
-    assert router.decide(Wait(S0, "kv", 5, 3)) == []
+    assert router.decide(Wait(S0, WaitFor.KV, 5, 3)) == []
     assert router.tell(dm.RoomChanged(0, Room(4, {"kv": 4}))) == []
     (again,) = only(dm.SendAdmit, router.tell(dm.RoomChanged(0, Room(5, {"kv": 5}))))
     assert again.attempts[0].grant != first.attempts[0].grant
@@ -245,7 +245,7 @@ def test_a_request_that_never_fits_fails_with_the_limit_and_those_behind_it_go_o
     assert only(dm.IssueWave, out)
 
 
-@pytest.mark.parametrize("verdict", [Wait(None, "directory"), Void("epoch"), Void("ended")])
+@pytest.mark.parametrize("verdict", [Wait(None, WaitFor.DIRECTORY), Void(VoidReason.EPOCH), Void(VoidReason.ENDED)])
 def test_when_the_directory_cannot_decide_the_head_asks_again_after_a_while_and_not_at_once(verdict: Verdict) -> None:
     router = Router()
     router.submit("a")
@@ -259,7 +259,7 @@ def test_a_request_that_waits_for_the_directory_is_woken_even_if_it_was_not_the_
     router.submit("low")
     router.submit("high", priority=1)
     router.tell(dm.DirectoryChanged(ready=False))
-    assert router.decide(Wait(S0, "directory")) == [], "the head is another one"
+    assert router.decide(Wait(S0, WaitFor.DIRECTORY)) == [], "the head is another one"
     assert router.stop("high")[1:] == [dm.RetryAfter(DIRECTORY_RETRY_MS)]
 
 
@@ -430,7 +430,7 @@ def test_while_the_pipeline_is_broken_nothing_is_asked_or_issued() -> None:
 def test_a_wait_for_room_does_not_outlive_the_epoch() -> None:
     router = Router()
     router.submit("a")
-    router.decide(Wait(S0, "kv", 5, 300))
+    router.decide(Wait(S0, WaitFor.KV, 5, 300))
     assert only(dm.SendAdmit, router.new_epoch(2)), "the stages may be new ones"
 
 

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from wavepp.core.errors import TransitionError
 from wavepp.core.ids import PipelineEpoch, RequestId, grant_id
 from wavepp.core.keys import Namespace, prefix_keys, root_key
-from wavepp.core.router.requests import TRANSITIONS, NewRequest, RequestEvent, RequestRecord, RequestState, Times
+from wavepp.core.router.requests import (
+    TRANSITIONS,
+    FinishReason,
+    NewRequest,
+    RequestEvent,
+    RequestRecord,
+    RequestState,
+    Times,
+)
 from wavepp.core.tokens import encode_tokens
 from wavepp.core.waves.types import ChosenToken
 
@@ -72,14 +80,14 @@ def test_a_later_attempt_prefills_what_was_generated_and_needs_no_more_room_than
 
 def test_a_request_ends_at_its_budget_or_at_an_end_token() -> None:
     request = record(4, 2, end_tokens=frozenset((7,)))
-    assert request.finish_reason() == ""
+    assert request.finish_reason() is None
     request.add_output(ChosenToken(1, 0.0))
-    assert request.finish_reason() == ""
+    assert request.finish_reason() is None
     request.add_output(ChosenToken(2, 0.0))
-    assert request.finish_reason() == "length"
+    assert request.finish_reason() is FinishReason.LENGTH
     request = record(4, 1, end_tokens=frozenset((7,)))
     request.add_output(ChosenToken(7, 0.0))
-    assert request.finish_reason() == "stop"
+    assert request.finish_reason() is FinishReason.STOP
 
 
 def test_rank_puts_higher_priority_first() -> None:

@@ -132,7 +132,7 @@ def split(packed: bytes) -> list[bytes]:
 def test_what_follows_a_grant_without_room_is_refused_in_order() -> None:
     sequencer = new_stage(blocks=4)
     answers = prepare(sequencer, ask(g(1), 8), ask(g(2), 12), ask(g(3), 4))
-    assert answers == [Prepared(0, ()), Missing("kv", 3, 2), sm.Refused("order")]
+    assert answers == [Prepared(0, ()), Missing("kv", 3, 2), sm.Refused(sm.RefusalReason.ORDER)]
     assert [r.grant for r in sequencer.grants.live()] == [g(1)]
 
 
@@ -143,7 +143,7 @@ def test_a_grant_that_never_fits_holds_nobody_up() -> None:
 
 def test_a_key_that_is_not_held_asks_for_more_and_holds_up_what_follows() -> None:
     answers = prepare(new_stage(), ask(g(1), 16, endpoint=8, first_block=2), ask(g(2), 4))
-    assert answers == [NeedKeys(), sm.Refused("order")]
+    assert answers == [NeedKeys(), sm.Refused(sm.RefusalReason.ORDER)]
 
 
 def test_a_grant_that_is_asked_for_again_takes_nothing_twice() -> None:
@@ -156,15 +156,15 @@ def test_a_grant_that_is_asked_for_again_takes_nothing_twice() -> None:
 
 def test_a_round_of_another_epoch_takes_nothing() -> None:
     sequencer = new_stage()
-    assert prepare(sequencer, ask(g(1), 8), epoch=PipelineEpoch(2)) == [sm.Refused("epoch")]
-    assert prepare(sequencer, ask(g(1, epoch=2), 8)) == [sm.Refused("ended")]
+    assert prepare(sequencer, ask(g(1), 8), epoch=PipelineEpoch(2)) == [sm.Refused(sm.RefusalReason.EPOCH)]
+    assert prepare(sequencer, ask(g(1, epoch=2), 8)) == [sm.Refused(sm.RefusalReason.ENDED)]
     assert not sequencer.grants.live()
 
 
 def test_an_abort_that_overtakes_its_prepare_wins() -> None:
     sequencer = new_stage()
     sequencer.handle(sm.AbortArrived((g(1),)))
-    assert prepare(sequencer, ask(g(1), 8)) == [sm.Refused("ended")]
+    assert prepare(sequencer, ask(g(1), 8)) == [sm.Refused(sm.RefusalReason.ENDED)]
 
 
 def test_an_abort_gives_everything_back_and_a_second_one_does_nothing() -> None:
@@ -216,7 +216,7 @@ def test_after_a_step_down_the_blocks_between_are_published_under_their_keys() -
     with_cached_prompt(sequencer, 16)
     assert prepare(sequencer, ask(g(1), 20, endpoint=16, first_block=4)) == [Prepared(16, ())]
     out = sequencer.handle(sm.LowerArrived(RoundId(1), ((g(1), 4), (g(7), 4))))
-    assert sm.AnswerLower(RoundId(1), ((g(1), Prepared(4, ())), (g(7), sm.Refused("ended")))) in out
+    assert sm.AnswerLower(RoundId(1), ((g(1), Prepared(4, ())), (g(7), sm.Refused(sm.RefusalReason.ENDED)))) in out
     compute(sequencer, 3, chunk(g(1), 4, 16, last=True))
     assert held_keys(sequencer) == set(split(keys_of(20)))
 

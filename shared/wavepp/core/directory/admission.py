@@ -36,7 +36,9 @@ from wavepp.core.directory.events import (
     StageDisconnected,
     Verdict,
     Void,
+    VoidReason,
     Wait,
+    WaitFor,
 )
 from wavepp.core.directory.hint_sync import HintSync
 from wavepp.core.directory.hints import HintIndex
@@ -44,7 +46,7 @@ from wavepp.core.directory.ledger import Ledger
 from wavepp.core.directory.rounds import Round
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, RoundId, StageIndex
-from wavepp.core.stage.events import PrepareGrant, Refused
+from wavepp.core.stage.events import PrepareGrant, RefusalReason, Refused
 
 
 class Admission:
@@ -164,9 +166,9 @@ class Admission:
     def _verdict_at_once(self, epoch: PipelineEpoch) -> Verdict | None:
         """Why no stage can be asked, if so."""
         if epoch != self.epoch:
-            return Void("epoch")
+            return Void(VoidReason.EPOCH)
         missing = next((s for s in self._stages if s not in self._connected), None)
-        return None if missing is None else Wait(missing, "directory")
+        return None if missing is None else Wait(missing, WaitFor.DIRECTORY)
 
     def _question(self, record: AttemptRecord, stage: StageIndex, *, with_all_keys: bool = False) -> PrepareGrant:
         # A stage that may hold nothing of it gets all keys at once: it would have to ask for them.
@@ -185,7 +187,7 @@ class Admission:
                 if isinstance(answer, Prepared) and grant not in self._ledger:
                     late.append(grant)
                 continue
-            if isinstance(answer, NeedKeys) or (ask_again and answer == Refused("order")):
+            if isinstance(answer, NeedKeys) or (ask_again and answer == Refused(RefusalReason.ORDER)):
                 ask_again.append(self._question(record, event.stage, with_all_keys=True))
                 continue
             record.answered(event.stage, answer, room_number, lowered=event.lowered)
@@ -233,7 +235,7 @@ class Admission:
         if current is None:
             out.extend(self._ledger.written(event.round))
             return
-        ended = [] if event.ok else current.undecided(Wait(None, "directory"))
+        ended = [] if event.ok else current.undecided(Wait(None, WaitFor.DIRECTORY))
         self._end(current, ended, AttemptEvent.BROKEN, out)
         out.extend(self._ledger.written(event.round))
         current.recorded = True
@@ -251,7 +253,7 @@ class Admission:
         for grant in grants:
             round_id = self._round_of.pop(grant, None)
             if round_id is not None:
-                by_round.setdefault(round_id, []).append((grant, Void("cancelled")))
+                by_round.setdefault(round_id, []).append((grant, Void(VoidReason.CANCELLED)))
         for round_id, cancelled in by_round.items():
             current = self._rounds[round_id]
             self._end(current, cancelled, AttemptEvent.CANCELLED, out)
@@ -284,7 +286,7 @@ class Admission:
         self._move_epoch(event.epoch, out)
         # Attempts that the router waited for on an earlier stream are void for it: it asks again under new ids.
         for current in self._rounds.values():
-            self._end(current, current.undecided(Void("stream")), AttemptEvent.BROKEN, out)
+            self._end(current, current.undecided(Void(VoidReason.STREAM)), AttemptEvent.BROKEN, out)
         self._rounds.clear()
         stale = tuple(self._ledger.grants - event.live)
         if stale:
@@ -296,7 +298,7 @@ class Admission:
 
     def _stage_connected(self, event: StageConnected, out: list[Instruction]) -> None:
         self._connected.add(event.stage)
-        # These ended while the stream was being opened, and nobody could tell the stage.
+        # These ended while the stream was being opened, and the stage does not know.
         ended = tuple(event.known - self._ledger.grants)
         if ended:
             out.append(SendAbort(event.stage, ended))
@@ -308,6 +310,6 @@ class Admission:
         self._connected.discard(stage)
         self._sync.disconnected(stage)
         for current in list(self._rounds.values()):
-            ended = current.undecided(Wait(stage, "directory"))
+            ended = current.undecided(Wait(stage, WaitFor.DIRECTORY))
             self._end(current, ended, AttemptEvent.BROKEN, out)
             self._conclude(current, ended, out)

@@ -11,13 +11,13 @@ from typing import Final
 
 from wavepp.core.cache.types import Missing, Never, Prepared
 from wavepp.core.directory.endpoint import Agreement, StageOffer, agree, explain
-from wavepp.core.directory.events import Attempt, Granted, NeverFits, Verdict, Void, Wait
+from wavepp.core.directory.events import Attempt, Granted, NeverFits, Verdict, Void, VoidReason, Wait, WaitFor
 from wavepp.core.directory.hints import ReuseHint
 from wavepp.core.errors import InvariantError, TransitionError
 from wavepp.core.ids import GrantId, StageIndex
 from wavepp.core.keys import key_at
 from wavepp.core.limits import KEY_BYTES
-from wavepp.core.stage.events import Answer, PrepareGrant, Refused
+from wavepp.core.stage.events import Answer, PrepareGrant, RefusalReason, Refused
 
 
 class AttemptState(Enum):
@@ -121,11 +121,11 @@ class AttemptRecord:
                 case Never():
                     return NeverFits(stage, answer.pool, answer.needed, answer.capacity)
                 case Missing():
-                    wait = wait or Wait(stage, answer.pool, answer.available_needed, room_number)
-                case Refused(reason="order"):
-                    order = Wait(stage, "order")
+                    wait = wait or Wait(stage, WaitFor(answer.pool), answer.available_needed, room_number)
+                case Refused(reason=RefusalReason.ORDER):
+                    order = Wait(stage, WaitFor.ORDER)
                 case Refused():
-                    return Void(answer.reason)
+                    return Void(VoidReason(answer.reason))
                 case _:
                     pass
         return wait or order

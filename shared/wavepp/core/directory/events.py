@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from wavepp.core.cache.types import CacheChange
 from wavepp.core.directory.endpoint import ReuseExplanation
@@ -217,12 +218,26 @@ class Granted:
     reuse: ReuseExplanation
 
 
+class WaitFor(StrEnum):
+    """Room in a stage's pool, or in its limit of pins; its turn; or that the directory can decide again.
+
+    The values are those of the wire.
+    """
+
+    KV = "kv"
+    STATE = "state"
+    SNAPSHOT = "snapshot"
+    PINS = "pins"
+    ORDER = "order"
+    DIRECTORY = "directory"
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """No room now. `stage` is None when it is not a stage that it waits for."""
+    """No grant now. `stage` is None when it is not a stage that it waits for."""
 
     stage: StageIndex | None
-    pool: str
+    what: WaitFor
     available_needed: int = 0
     room_number: int = 0
 
@@ -237,11 +252,23 @@ class NeverFits:
     capacity: int
 
 
+class VoidReason(StrEnum):
+    """Its epoch is over, the grant ended on a stage, or the router gave it up or began another stream.
+
+    The values are those of the wire, and of `RefusalReason` where a stage says so.
+    """
+
+    EPOCH = "epoch"
+    ENDED = "ended"
+    CANCELLED = "cancelled"
+    STREAM = "stream"
+
+
 @dataclass(frozen=True, slots=True)
 class Void:
     """The attempt is over without a decision."""
 
-    reason: str
+    reason: VoidReason
 
 
 Verdict = Granted | Wait | NeverFits | Void

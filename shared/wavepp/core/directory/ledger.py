@@ -76,7 +76,7 @@ class Ledger:
         return [self._rewrite(record)] if record.dirty else []
 
     def writer_changed(self) -> list[SetRecord]:
-        """Nobody will tell how first writes ended that are under way; returns the records to delete."""
+        """Nobody will report how first writes ended that are under way; returns the records to delete."""
         orphans = [r for r in self._records.values() if r.writing]
         for record in orphans:
             record.writing = False

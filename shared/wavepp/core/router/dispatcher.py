@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from wavepp.core.directory.endpoint import ReuseExplanation
-from wavepp.core.directory.events import Attempt, Granted, NeverFits, Verdict, Void, Wait
+from wavepp.core.directory.events import Attempt, Granted, NeverFits, Verdict, Void, Wait, WaitFor
 from wavepp.core.errors import InvariantError, WaveppError
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, WaveId, grant_id
 from wavepp.core.limits import KEY_BYTES, ROUND_ATTEMPTS_MAX, TOKEN_BYTES
@@ -43,6 +43,7 @@ from wavepp.core.router.queue import AdmissionQueue
 from wavepp.core.router.requests import (
     Failure,
     FailureKind,
+    FinishReason,
     NewRequest,
     RequestEvent,
     RequestOutcome,
@@ -284,7 +285,7 @@ class Dispatcher:
     def _retry_later(self, out: list[Instruction]) -> None:
         """Nobody says when the directory can decide again, so the head asks again after a while."""
         waiting = self._queue.waiting_for
-        if waiting is not None and waiting.pool == "directory" and not self._retry_pending:
+        if waiting is not None and waiting.what is WaitFor.DIRECTORY and not self._retry_pending:
             self._retry_pending = True
             out.append(RetryAfter(DIRECTORY_RETRY_MS))
 
@@ -321,7 +322,7 @@ class Dispatcher:
             case Void():
                 # Not at once: should it be void again, the two would talk in circles.
                 record.apply(RequestEvent.REFUSED)
-                refused.append((record, Wait(None, "directory")))
+                refused.append((record, Wait(None, WaitFor.DIRECTORY)))
 
     def _directory_changed(self, event: DirectoryChanged) -> None:
         if event.new_stream:
@@ -404,7 +405,7 @@ class Dispatcher:
         record.add_output(chosen)
         out.append(EmitToken(record.request, len(record.outputs) - 1, chosen))
         reason = record.finish_reason()
-        if not reason:
+        if reason is None:
             self._planner.add_decode(grant, record.length - 1)
             return
         record.apply(RequestEvent.FINISHED)
@@ -451,7 +452,7 @@ class Dispatcher:
             raise InvariantError(f"{queued} requests are queued, the queue holds {len(self._queue)}")
 
 
-def _outcome(record: RequestRecord, reason: str) -> RequestOutcome:
+def _outcome(record: RequestRecord, reason: FinishReason) -> RequestOutcome:
     reuse = record.reuse or ReuseExplanation(record.prompt_tokens, 0, 0, 0, 0, None)
     return RequestOutcome(
         request=record.request,

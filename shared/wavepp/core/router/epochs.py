@@ -193,7 +193,7 @@ class EpochKeeper:
 
     @property
     def _announced(self) -> bool:
-        """Whether the stages have been told of this epoch, and it counts."""
+        """Whether the stages know of this epoch, and it counts."""
         return self.phase in (EpochPhase.ANNOUNCED, EpochPhase.READY)
 
     def _restart(self, reason: str) -> list[Instruction]:

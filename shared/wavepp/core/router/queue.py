@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from wavepp.core.cache.types import Room
-from wavepp.core.directory.events import Wait
+from wavepp.core.directory.events import Wait, WaitFor
 from wavepp.core.errors import WaveppError
 from wavepp.core.limits import ROUND_ATTEMPTS_MAX, ROUND_KEYS_BYTES_MAX
 from wavepp.core.router.requests import RequestRecord
@@ -102,11 +102,11 @@ class AdmissionQueue:
         """These come back, in order; the first that lacked something is what the queue waits for."""
         for record, wait in refusals:
             self.push(record)
-            if wait.pool == "order":
+            if wait.what is WaitFor.ORDER:
                 continue
             self._batch_max = RETRY_ATTEMPTS_MAX
             record.waits += 1
-            record.waited_for = (wait.stage, wait.pool)
+            record.waited_for = (wait.stage, wait.what)
             if self._blocked is None or record is self._ranked[0][1]:
                 self._blocked = (record, wait)
 
@@ -134,10 +134,10 @@ class AdmissionQueue:
         if self._blocked is None or not self._ranked or self._ranked[0][1] is not self._blocked[0]:
             return False
         wait = self._blocked[1]
-        if wait.pool == "directory" or wait.stage is None:
+        if wait.what is WaitFor.DIRECTORY or wait.stage is None:
             return True
         room = self._room.get(wait.stage)
         if room is None or room.number <= wait.room_number:
             # No news since the refusal: what the stage had then was not enough.
             return True
-        return room.available.get(wait.pool, 0) < wait.available_needed
+        return room.available.get(wait.what, 0) < wait.available_needed

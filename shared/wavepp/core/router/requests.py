@@ -6,12 +6,13 @@ docs/protocol.md draws it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Final
 
 from wavepp.core.directory.endpoint import ReuseExplanation
+from wavepp.core.directory.events import WaitFor
 from wavepp.core.errors import TransitionError
-from wavepp.core.ids import GrantId, PrefixKey, RequestId
+from wavepp.core.ids import GrantId, PrefixKey, RequestId, StageIndex
 from wavepp.core.keys import extend_keys, key_at
 from wavepp.core.limits import KEY_BYTES, TOKEN_BYTES
 from wavepp.core.tokens import encode_tokens
@@ -49,6 +50,13 @@ TRANSITIONS: Final[dict[tuple[RequestState, RequestEvent], RequestState]] = {
     (RequestState.RUNNING, RequestEvent.FINISHED): RequestState.DONE,
     (RequestState.RUNNING, RequestEvent.STOPPED): RequestState.DONE,
 }
+
+
+class FinishReason(StrEnum):
+    """Why a request has all its tokens: an end token, or its budget. The values are those of the wire."""
+
+    STOP = "stop"
+    LENGTH = "length"
 
 
 class FailureKind(Enum):
@@ -111,7 +119,7 @@ class RequestRecord:
     waves: int = 0
     attempts: int = 0
     waits: int = 0
-    waited_for: tuple[int | None, str] = (None, "")
+    waited_for: tuple[StageIndex | None, WaitFor | None] = (None, None)
 
     @property
     def request(self) -> RequestId:
@@ -156,11 +164,11 @@ class RequestRecord:
         self.outputs.append(chosen)
         self.tokens += encode_tokens((chosen.token,))
 
-    def finish_reason(self) -> str:
-        """ "stop", "length", or empty while the request goes on."""
+    def finish_reason(self) -> FinishReason | None:
+        """Why there are no more tokens; None while the request goes on."""
         if self.outputs and self.outputs[-1].token in self.new.end_tokens:
-            return "stop"
-        return "length" if len(self.outputs) >= self.new.output_tokens_max else ""
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.outputs) >= self.new.output_tokens_max else None
 
     def extend_keys(self, block_tokens: int) -> None:
         """Bring `keys` up to the full blocks of `tokens`."""
@@ -177,13 +185,13 @@ class RequestOutcome:
 
     request: RequestId
     tokens: tuple[ChosenToken, ...]
-    finish_reason: str
+    finish_reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
     reuse: ReuseExplanation
     waits: int
-    waited_for: tuple[int | None, str]
+    waited_for: tuple[StageIndex | None, WaitFor | None]
     waves: int
     attempts: int
     times: Times

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from wavepp.core.cache.types import Missing, NeedKeys, Never, Prepared, Room
 from wavepp.core.ids import BlockId, GrantId, PipelineEpoch, RoundId, WaveId
@@ -134,11 +135,19 @@ Event = (
 # ---- answers ----
 
 
+class RefusalReason(StrEnum):
+    """One before it was refused, its epoch is over, or the grant ended. The values are those of the wire."""
+
+    ORDER = "order"
+    EPOCH = "epoch"
+    ENDED = "ended"
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Not decided: one before it was refused ("order"), its epoch is over ("epoch"), or the grant ended ("ended")."""
+    """Not decided."""
 
-    reason: str
+    reason: RefusalReason
 
 
 Answer = Prepared | NeedKeys | Missing | Never | Refused

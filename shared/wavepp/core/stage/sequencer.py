@@ -36,6 +36,7 @@ from wavepp.core.stage.events import (
     PlacedChunk,
     PrepareArrived,
     PrepareGrant,
+    RefusalReason,
     Refused,
     ReportRoom,
     ReportStep,
@@ -146,12 +147,12 @@ class Sequencer:
 
     def _prepare(self, event: PrepareArrived) -> tuple[tuple[GrantId, Answer], ...]:
         if event.epoch != self.epoch:
-            return tuple((g.grant, Refused("epoch")) for g in event.grants)
+            return tuple((g.grant, Refused(RefusalReason.EPOCH)) for g in event.grants)
         answers: list[tuple[GrantId, Answer]] = []
         refused = False
         for wanted in event.grants:
             # First come, first served: what follows a refused grant must not take the room that it waits for.
-            answer = Refused("order") if refused else self._prepare_one(wanted)
+            answer = Refused(RefusalReason.ORDER) if refused else self._prepare_one(wanted)
             if isinstance(answer, Missing):
                 self._refused_for(answer)
             refused = refused or isinstance(answer, (Missing, NeedKeys))
@@ -164,7 +165,7 @@ class Sequencer:
             # Asked again after a broken stream: the same answer, nothing is taken twice.
             return Prepared(known.endpoint_tokens, known.snapshots)
         if self.grants.ended(wanted.grant) or epoch_of(wanted.grant) != self.epoch:
-            return Refused("ended")
+            return Refused(RefusalReason.ENDED)
         window = KeyWindow(wanted.first_block, wanted.keys, PrefixKey(wanted.key_before) if wanted.key_before else None)
         answer = self.cache.prepare(wanted.grant, window, wanted.endpoint_tokens, wanted.total_tokens)
         if isinstance(answer, Prepared):
@@ -188,7 +189,7 @@ class Sequencer:
     def _lower(self, grant: GrantId, endpoint_tokens: int) -> Answer:
         record = self.grants.get(grant)
         if record is None:
-            return Refused("ended")
+            return Refused(RefusalReason.ENDED)
         if record.state is not GrantState.PREPARED or endpoint_tokens >= record.endpoint_tokens:
             return Prepared(record.endpoint_tokens, record.snapshots)
         first_block = endpoint_tokens // self._block_tokens
