@@ -11,7 +11,7 @@ from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.directory.events import Granted
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId
 from wavepp.core.keys import Namespace, prefix_keys, root_key
-from wavepp.core.router import events as dm
+from wavepp.core.router import events as router_ev
 from wavepp.core.router.dispatcher import Dispatcher, DispatchLimits
 from wavepp.core.router.requests import FailureKind, NewRequest
 from wavepp.core.tokens import encode_tokens
@@ -40,8 +40,8 @@ class Driven:
             Sinks(self.to_directory.append, self.to_stage0.append),
             Timeline(10),
         )
-        self.driver.apply(dm.DirectoryChanged(ready=True))
-        self.driver.apply(dm.PipelineReady(PipelineEpoch(1)))
+        self.driver.apply(router_ev.DirectoryChanged(ready=True))
+        self.driver.apply(router_ev.PipelineReady(PipelineEpoch(1)))
 
     def request(self, name: str) -> NewRequest:
         tokens = encode_tokens(range(8))
@@ -54,7 +54,7 @@ class Driven:
         admit = self.to_directory[-1].admit
         reuse = ReuseExplanation(8, 0, 0, 0, 0, None)
         decisions = tuple((GrantId(a.grant), Granted(0, reuse)) for a in admit.attempts)
-        self.driver.apply(dm.Decided(admit.batch, decisions, True))
+        self.driver.apply(router_ev.Decided(admit.batch, decisions, True))
 
 
 async def test_a_client_that_goes_late_does_not_stop_the_next_request_of_the_same_id() -> None:
@@ -73,10 +73,10 @@ async def test_a_client_that_goes_late_does_not_stop_the_next_request_of_the_sam
 async def test_waves_that_follow_a_long_wait_have_their_time() -> None:
     driven = Driven()
     driven.driver.submit(driven.request("a"), traced=False)
-    driven.driver.apply(dm.PipelineBroken("a stage is loading its model"))
+    driven.driver.apply(router_ev.PipelineBroken("a stage is loading its model"))
     driven.driver.last_progress -= 500.0
     assert driven.driver.stalled_s >= 500.0
-    driven.driver.apply(dm.PipelineReady(PipelineEpoch(2)))
+    driven.driver.apply(router_ev.PipelineReady(PipelineEpoch(2)))
     driven.grant()
     assert driven.to_stage0, "a wave is in flight"
     assert driven.driver.stalled_s < 250.0

@@ -21,7 +21,7 @@ from wavepp.router.leadership import Leadership
 from wavepp.router.metrics import export_metrics
 from wavepp.router.tracing import Tracing
 
-ENGINE = cast(DispatchDriver, SimpleNamespace(wall_ns=lambda ms: int(ms * 1e6)))
+DRIVER = cast(DispatchDriver, SimpleNamespace(wall_ns=lambda ms: int(ms * 1e6)))
 OUTCOME = RequestOutcome(
     request=RequestId("a"),
     tokens=(ChosenToken(1, 0.0),),
@@ -51,7 +51,7 @@ def telemetry(spans: InMemorySpanExporter) -> Telemetry:
 async def test_what_waits_when_the_router_stops_is_written(spans: InMemorySpanExporter, telemetry: Telemetry) -> None:
     tracing = Tracing(telemetry)
     for _ in range(2):
-        tracing.begin("", "a").finished(OUTCOME, (), ENGINE)
+        tracing.begin("", "a").finished(OUTCOME, (), DRIVER)
     tracing.write_rest()
     telemetry.shutdown()
     names = [span.name for span in spans.get_finished_spans()]
@@ -74,7 +74,7 @@ async def test_traces_that_nobody_wrote_in_time_end_and_are_counted(
     tracing, metrics = Tracing(telemetry), Metrics()
     export_metrics(metrics, cast(Leadership, SimpleNamespace(driver=None, leading=True)), tracing)
     for _ in range(3):
-        tracing.begin("", "a").finished(OUTCOME, (), ENGINE)
+        tracing.begin("", "a").finished(OUTCOME, (), DRIVER)
     assert metrics.registry.get_sample_value("wavepp_dropped_traces_total") == 2
     telemetry.shutdown()
     assert [span.name for span in spans.get_finished_spans()] == ["prefill", "prefill"]

@@ -11,7 +11,7 @@ from sim_support import simulated_answer
 from wavepp.core.errors import WaveppError
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, grant_id
 from wavepp.core.router import dispatcher as dispatch
-from wavepp.core.stage import events as sm
+from wavepp.core.stage import events as stage_ev
 from wavepp.core.stage import grants as stage_grants
 from wavepp.core.stage.grants import GrantAction, GrantEvent, GrantState
 from wavepp.core.stage.sequencer import JOBS_AHEAD, Sequencer
@@ -79,7 +79,7 @@ def directory_dies_while_a_wave_is_queued() -> bool:
     mesh.submit("a", PROMPT)
     mesh.run()
     (grant,) = (g.grant for g in mesh.stages[1].sequencer.grants.live())
-    mesh.send("rounds:1", lambda: mesh.tell_stage(1, sm.AbortArrived((grant,))))
+    mesh.send("rounds:1", lambda: mesh.tell_stage(1, stage_ev.AbortArrived((grant,))))
     # Somebody else would get the blocks.
     mesh.submit("b", OTHER)
     mesh.frozen.clear()
@@ -110,10 +110,10 @@ def overdue_jobs(mesh: SimMesh) -> int:
     overdue = 0
     handle = sequencer.handle
 
-    def watched(event: sm.Event) -> list[sm.Instruction]:
+    def watched(event: stage_ev.Event) -> list[stage_ev.Instruction]:
         nonlocal overdue
         instructions = handle(event)
-        overdue += sum(1 for i in instructions if isinstance(i, sm.RunJob) and i.epoch < sequencer.epoch)
+        overdue += sum(1 for i in instructions if isinstance(i, stage_ev.RunJob) and i.epoch < sequencer.epoch)
         return instructions
 
     sequencer.handle = watched  # type: ignore[method-assign]

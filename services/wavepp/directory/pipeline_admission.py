@@ -10,7 +10,7 @@ import math
 from typing import NoReturn
 
 from wavepp.codec import admission, rounds
-from wavepp.core.directory import events as am
+from wavepp.core.directory import events as directory_ev
 from wavepp.core.directory.admission import Admission
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, StageIndex
@@ -58,7 +58,7 @@ class PipelineAdmission:
         self._stream_tasks: dict[StageIndex, asyncio.Task[NoReturn]] = {}
         self._registrations = registrations
         self._reported_health: tuple[bool, str] | None = None
-        self.apply(am.LedgerLoaded(records))
+        self.apply(directory_ev.LedgerLoaded(records))
 
     def fits(self, registrations: dict[int, StageRegistration]) -> bool:
         """Whether these stages are of the shape that this admission was made for."""
@@ -87,7 +87,7 @@ class PipelineAdmission:
         """A router leads this pipeline and runs these grants; `check_alignment` was passed."""
         self.router.close()
         self.router, self._ledger, self._reported_health = router, ledger, None
-        self.apply(am.RouterConnected(epoch, live, alignment_tokens))
+        self.apply(directory_ev.RouterConnected(epoch, live, alignment_tokens))
         self.stages_changed(self._registrations)
         self.tell_health()
 
@@ -127,12 +127,12 @@ class PipelineAdmission:
 
     # ---- events and instructions ----
 
-    def apply(self, event: am.Event) -> None:
+    def apply(self, event: directory_ev.Event) -> None:
         """Let the core decide, and do what it says."""
         with fatal_faults("the directory's admission"):
             for instruction in self.core.handle(event):
                 self._do(instruction)
-        if isinstance(event, am.StageConnected | am.StageDisconnected):
+        if isinstance(event, directory_ev.StageConnected | directory_ev.StageDisconnected):
             self.tell_health()
 
     def tell_health(self) -> None:
@@ -145,20 +145,20 @@ class PipelineAdmission:
             health = directory_pb2.DirectoryHealth(ready=ready, reason=reason)
             self.router.put(directory_pb2.AdmissionEvent(health=health))
 
-    def _do(self, instruction: am.Instruction) -> None:
+    def _do(self, instruction: directory_ev.Instruction) -> None:
         match instruction:
-            case am.SendPrepare():
+            case directory_ev.SendPrepare():
                 self._to_stage(instruction.stage, rounds.encode_prepare(instruction))
-            case am.SendLower():
+            case directory_ev.SendLower():
                 self._to_stage(instruction.stage, rounds.encode_lower(instruction))
-            case am.SendAbort():
+            case directory_ev.SendAbort():
                 self._to_stage(instruction.stage, rounds.encode_abort(instruction))
-            case am.AskDump():
+            case directory_ev.AskDump():
                 self._to_stage(instruction.stage, stage_pb2.RoundsCommand(dump=stage_pb2.DumpCache()))
-            case am.SetRecord():
+            case directory_ev.SetRecord():
                 if self._ledger is not None:
                     self._ledger.set(instruction)
-            case am.Decide():
+            case directory_ev.Decide():
                 self.router.put(admission.encode_decide(instruction))
 
     def _to_stage(self, stage: StageIndex, command: stage_pb2.RoundsCommand) -> None:

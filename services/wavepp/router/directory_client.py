@@ -11,7 +11,7 @@ import grpc
 
 from wavepp.codec import admission
 from wavepp.core.errors import PeerProtocolError
-from wavepp.core.router import events as dm
+from wavepp.core.router import events as router_ev
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.infra.etcd.watch import Delete, Put, Reset, snapshot_watch
@@ -33,7 +33,7 @@ class DirectoryClient:
         keys: PipelineKeys,
         *,
         hello: Callable[[], directory_pb2.AdmissionHello],
-        apply: Callable[[dm.Event], None],
+        apply: Callable[[router_ev.Event], None],
     ) -> None:
         self.address = ""
         self.directory_epoch = 0
@@ -116,14 +116,14 @@ class DirectoryClient:
                 self._apply(admission.decode_decisions(event.decisions))
             case "health":
                 self.reason = event.health.reason
-                self._apply(dm.DirectoryChanged(ready=event.health.ready))
+                self._apply(router_ev.DirectoryChanged(ready=event.health.ready))
             case other:
                 raise PeerProtocolError(f"unexpected event {other!r} on the admission stream")
 
     def lost(self, reason: str) -> None:
         """Whatever was asked is void."""
         self.reason = reason
-        self._apply(dm.DirectoryChanged(ready=False, new_stream=True))
+        self._apply(router_ev.DirectoryChanged(ready=False, new_stream=True))
 
 
 def _call(channel: grpc.aio.Channel, commands: AsyncIterator[directory_pb2.AdmissionCommand]) -> Any:

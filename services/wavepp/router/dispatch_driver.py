@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from wavepp.codec import admission, control
 from wavepp.core.ids import RequestId
 from wavepp.core.limits import TOKEN_BYTES
-from wavepp.core.router import events as dm
+from wavepp.core.router import events as router_ev
 from wavepp.core.router.dispatcher import Dispatcher
 from wavepp.core.router.requests import FailureKind, NewRequest
 from wavepp.infra.faults import fatal_faults
@@ -55,13 +55,13 @@ class DispatchDriver:
         self.dispatcher.check(new.request, len(new.prompt) // TOKEN_BYTES)
         call = Call(new.request, traced)
         self._calls[new.request] = call
-        self.apply(dm.Submit(new))
+        self.apply(router_ev.Submit(new))
         return call
 
     def stop(self, call: Call, kind: FailureKind, message: str) -> None:
         """The client is gone, or its deadline passed. Nothing when the request has ended, whoever has its id now."""
         if self._calls.get(call.request) is call:
-            self.apply(dm.Stop(call.request, kind, message))
+            self.apply(router_ev.Stop(call.request, kind, message))
 
     def fail_all(self, kind: FailureKind, message: str) -> None:
         """End every request (the process stops)."""
@@ -79,11 +79,11 @@ class DispatchDriver:
 
     # ---- events and instructions ----
 
-    def apply(self, event: dm.Event) -> None:
+    def apply(self, event: router_ev.Event) -> None:
         """Let the dispatcher decide, and do what it says."""
-        if isinstance(event, dm.WaveDone):
+        if isinstance(event, router_ev.WaveDone):
             self._wave_done(event)
-        elif isinstance(event, dm.PipelineBroken):
+        elif isinstance(event, router_ev.PipelineBroken):
             self.timeline.reset()
         without_waves = not self.dispatcher.waves_in_flight
         with fatal_faults("the router's dispatcher"):
@@ -101,7 +101,7 @@ class DispatchDriver:
         """Return when no request and no end of a grant is under way."""
         await self._idle.wait()
 
-    def _wave_done(self, event: dm.WaveDone) -> None:
+    def _wave_done(self, event: router_ev.WaveDone) -> None:
         self.last_progress = time.monotonic()
         entry = self.timeline.done(event.wave, event.steps, time.time_ns())
         if entry is None:
@@ -111,25 +111,25 @@ class DispatchDriver:
             if call is not None and call.traced:
                 call.waves.append(entry)
 
-    def _do(self, instruction: dm.Instruction) -> None:
+    def _do(self, instruction: router_ev.Instruction) -> None:
         match instruction:
-            case dm.IssueWave():
+            case router_ev.IssueWave():
                 now_ns = time.time_ns()
                 self.timeline.issued(instruction.wave, instruction.epoch, instruction.chunks, now_ns)
                 self._sinks.stage0(control.encode_wave(instruction, now_ns))
-            case dm.EmitToken():
+            case router_ev.EmitToken():
                 call = self._calls.get(instruction.request)
                 if call is not None:
                     call.token(instruction.index, instruction.chosen)
-            case dm.Finish(outcome=outcome):
+            case router_ev.Finish(outcome=outcome):
                 call = self._calls.pop(outcome.request, None)
                 if call is not None:
                     call.finish(outcome)
-            case dm.Fail(failure=failure):
+            case router_ev.Fail(failure=failure):
                 call = self._calls.pop(failure.request, None)
                 if call is not None:
                     call.fail(error_of(failure))
-            case dm.RetryAfter(delay_ms=delay_ms):
-                self._loop.call_later(delay_ms / 1000, self.apply, dm.RetryDue())
+            case router_ev.RetryAfter(delay_ms=delay_ms):
+                self._loop.call_later(delay_ms / 1000, self.apply, router_ev.RetryDue())
             case _:
                 self._sinks.directory(admission.encode_command(instruction))

@@ -11,7 +11,7 @@ from wavepp.core.directory.events import EpochMoved
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch
 from wavepp.core.limits import PROMPT_TOKENS_MAX
-from wavepp.core.router import events as dm
+from wavepp.core.router import events as router_ev
 from wavepp.core.router.dispatcher import Dispatcher, DispatchLimits
 from wavepp.core.router.requests import FailureKind
 from wavepp.core.waves.planner import WavePlanner
@@ -178,7 +178,7 @@ class Leadership:
         if self.pipeline is not None:
             self.pipeline.close()
             self.pipeline = None
-            self._apply(dm.PipelineBroken("this router does not lead any more"))
+            self._apply(router_ev.PipelineBroken("this router does not lead any more"))
         self._fence = None
 
     def lead(self, fence: Fence) -> None:
@@ -202,7 +202,7 @@ class Leadership:
 
     # ---- between the parts ----
 
-    def _apply(self, event: dm.Event) -> None:
+    def _apply(self, event: router_ev.Event) -> None:
         if self.driver is not None:
             self.driver.apply(event)
 

@@ -11,7 +11,7 @@ from wavepp.codec.control import decode_room_report, decode_step_done, decode_wa
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch, StageIndex
 from wavepp.core.router import epochs as ep
-from wavepp.core.router import events as dm
+from wavepp.core.router import events as router_ev
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.errors import EtcdAmbiguousError, EtcdReadOnlyError, EtcdUnavailableError, FencedError
 from wavepp.infra.etcd.keys import PipelineKeys
@@ -40,7 +40,7 @@ class Pipeline:
         stages: int,
         tasks: TaskOwner,
         *,
-        apply: Callable[[dm.Event], None],
+        apply: Callable[[router_ev.Event], None],
         on_ready: Callable[[PipelineEpoch], None],
     ) -> None:
         self.keeper = ep.EpochKeeper(stages)
@@ -141,12 +141,12 @@ class Pipeline:
                     self._announce(instruction)
                 case ep.Broken():
                     _log.warning("pipeline broke: %s", instruction.reason, extra={"epoch": self.keeper.epoch})
-                    self._apply(dm.PipelineBroken(instruction.reason))
+                    self._apply(router_ev.PipelineBroken(instruction.reason))
                 case ep.Ready():
                     self._cancel_ack_timer()
                     _log.info("pipeline ready", extra={"epoch": instruction.epoch})
                     self._on_ready(instruction.epoch)
-                    self._apply(dm.PipelineReady(instruction.epoch))
+                    self._apply(router_ev.PipelineReady(instruction.epoch))
 
     async def _raise(self, tries: int) -> None:
         if tries > 1:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from wavepp.codec.frames import WavePayload
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.limits import TOKEN_BYTES
-from wavepp.core.stage import events as sm
+from wavepp.core.stage import events as stage_ev
 from wavepp.stage.model.base import Job, JobChunk, Sampling
 from wavepp.v1 import types_pb2
 
 
-def model_job(run: sm.RunJob) -> Job:
+def model_job(run: stage_ev.RunJob) -> Job:
     """A frozen job as the model takes it."""
     payload = run.payload
     if not isinstance(payload, WavePayload):
@@ -28,7 +28,7 @@ def model_job(run: sm.RunJob) -> Job:
     )
 
 
-def _model_chunk(chunk: sm.PlacedChunk) -> JobChunk:
+def _model_chunk(chunk: stage_ev.PlacedChunk) -> JobChunk:
     sampling = None
     if chunk.sample:
         context = chunk.context

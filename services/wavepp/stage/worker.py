@@ -16,7 +16,7 @@ from wavepp.core.cache.types import CacheShape, PoolSizes, pins_limit
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import GrantId, Incarnation, PipelineEpoch, StageIndex
 from wavepp.core.router.epochs import Announce
-from wavepp.core.stage import events as sm
+from wavepp.core.stage import events as stage_ev
 from wavepp.core.stage.sequencer import Sequencer
 from wavepp.infra.faults import fatal_faults
 from wavepp.infra.outbox import Outbox
@@ -66,8 +66,8 @@ class StageWorker:
             transport=transport,
             tasks=tasks,
             on_wave=self.wave_from_link,
-            on_sent=lambda epoch: self.apply(sm.WaveSent(epoch)),
-            on_ready=lambda epoch: self.apply(sm.LinksReady(epoch)),
+            on_sent=lambda epoch: self.apply(stage_ev.WaveSent(epoch)),
+            on_ready=lambda epoch: self.apply(stage_ev.LinksReady(epoch)),
             on_lost=self._link_lost,
         )
 
@@ -80,14 +80,14 @@ class StageWorker:
 
     def lease_lost(self) -> None:
         """For the others this process is dead: end everything, so that it holds nothing they do not know of."""
-        self.apply(sm.LeaseLost())
+        self.apply(stage_ev.LeaseLost())
         self.control.close()
         self.rounds.close()
         self.neighbours.identify(Incarnation(""))
 
     # ---- events ----
 
-    def apply(self, event: sm.Event) -> None:
+    def apply(self, event: stage_ev.Event) -> None:
         """Let the sequencer decide, and do what it says. Raises PeerProtocolError for what a peer must not send."""
         with fatal_faults("the stage's sequencer"):
             for instruction in self.sequencer.handle(event):
@@ -95,13 +95,13 @@ class StageWorker:
             self._publish_changes()
         self.neighbours.wants_wave(self.sequencer.wants_wave)
 
-    def wave_from_link(self, wave: sm.WaveArrived) -> None:
+    def wave_from_link(self, wave: stage_ev.WaveArrived) -> None:
         """A wave from the stage before."""
         self.apply(wave)
 
     def set_epoch(self, announce: Announce) -> None:
         """The router moved the epoch."""
-        self.apply(sm.EpochSet(announce.epoch))
+        self.apply(stage_ev.EpochSet(announce.epoch))
         self.neighbours.set_epoch(announce.epoch, announce.next_link_address, announce.next_incarnation)
 
     def wave_from_router(self, message: stage_pb2.Wave) -> None:
@@ -114,7 +114,7 @@ class StageWorker:
         """A directory leads the rounds; what it does not know and no wave has named ends here."""
         # Changes that no directory has read are in the dump, or behind the cursor that the answer names.
         self._publish_changes()
-        self.apply(sm.DirectoryConnected(known))
+        self.apply(stage_ev.DirectoryConnected(known))
         return stage_pb2.RoundsHelloAck(
             incarnation=self.incarnation,
             next_change=self.sequencer.cache.cursor,
@@ -131,24 +131,24 @@ class StageWorker:
 
     # ---- instructions ----
 
-    def _do(self, instruction: sm.Instruction) -> None:
+    def _do(self, instruction: stage_ev.Instruction) -> None:
         match instruction:
-            case sm.RunJob():
+            case stage_ev.RunJob():
                 payload = instruction.payload
                 arrived_ns = payload.arrived_ns if isinstance(payload, WavePayload) else time.time_ns()
                 self.executor.submit(ExecutorJob(instruction.wave, arrived_ns, model_job(instruction)))
-            case sm.SendWave():
+            case stage_ev.SendWave():
                 self.neighbours.send(instruction)
-            case sm.ReportWave():
+            case stage_ev.ReportWave():
                 self.control.put(control.encode_wave_done(instruction))
-            case sm.ReportStep():
+            case stage_ev.ReportStep():
                 self.control.put(control.encode_step_done(instruction))
-            case sm.AnswerPrepare() | sm.AnswerLower():
+            case stage_ev.AnswerPrepare() | stage_ev.AnswerLower():
                 self.rounds.put(rounds.encode_answers(instruction, self.sequencer.cache.room()))
-            case sm.AckEpoch():
+            case stage_ev.AckEpoch():
                 self.control.put(control.encode_ack(instruction))
                 self.control.put(control.encode_room_report(self.sequencer.cache.room()))
-            case sm.ReportRoom():
+            case stage_ev.ReportRoom():
                 self.control.put(control.encode_room_report(instruction.room))
 
     def _publish_changes(self) -> None:

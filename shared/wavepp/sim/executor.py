@@ -13,8 +13,8 @@ from typing import Final
 
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import GrantId, StageIndex
-from wavepp.core.router import events as dm
-from wavepp.core.stage import events as sm
+from wavepp.core.router import events as router_ev
+from wavepp.core.stage import events as stage_ev
 from wavepp.core.tokens import decode_tokens
 from wavepp.core.waves.cost import StageCost
 from wavepp.core.waves.types import ChosenToken
@@ -55,10 +55,10 @@ class SimExecutor(Executor):
     states: dict[int, int] = field(default_factory=dict)
     snapshots: dict[int, int] = field(default_factory=dict)
 
-    def takes_ms(self, job: sm.RunJob) -> float:
+    def takes_ms(self, job: stage_ev.RunJob) -> float:
         return step_ms(self.cost, job) if self.cost is not None else 0.0
 
-    def run(self, job: sm.RunJob, span: JobSpan) -> sm.JobDone:
+    def run(self, job: stage_ev.RunJob, span: JobSpan) -> stage_ev.JobDone:
         """The output has the rows of the chunks that did not fail."""
         payload = job.payload
         if not isinstance(payload, Payload):
@@ -82,9 +82,9 @@ class SimExecutor(Executor):
             if chunk.sample:
                 samples.append((chunk.grant, ChosenToken(values[-1] % VOCABULARY, 0.0)))
         step = span.step(self.stage, sum(c.length for c in job.chunks))
-        return sm.JobDone(job.wave, step, tuple(failed), Payload(tuple(rows), before), tuple(samples))
+        return stage_ev.JobDone(job.wave, step, tuple(failed), Payload(tuple(rows), before), tuple(samples))
 
-    def _state_before(self, chunk: sm.PlacedChunk) -> int:
+    def _state_before(self, chunk: stage_ev.PlacedChunk) -> int:
         if not chunk.start:
             return 0
         at = chunk.start - 1
@@ -96,7 +96,7 @@ class SimExecutor(Executor):
         slot = chunk.state_slot if chunk.restore_slot is None else chunk.restore_slot
         return held if state.get(slot, _UNWRITTEN) == held else _UNWRITTEN
 
-    def _values(self, chunk: sm.PlacedChunk, held: int, rows: tuple[int, ...]) -> list[int]:
+    def _values(self, chunk: stage_ev.PlacedChunk, held: int, rows: tuple[int, ...]) -> list[int]:
         mine = rows[chunk.row : chunk.row + chunk.length]
         if self.stage:
             return list(mine)
@@ -106,7 +106,7 @@ class SimExecutor(Executor):
             values.append(held)
         return values
 
-    def _keep(self, chunk: sm.PlacedChunk, values: list[int]) -> None:
+    def _keep(self, chunk: stage_ev.PlacedChunk, values: list[int]) -> None:
         for position, value in enumerate(values, chunk.start):
             self.blocks[chunk.table[position // self.block_tokens], position % self.block_tokens] = value
         if chunk.state_slot is not None:
@@ -126,5 +126,5 @@ class FingerprintModel(SimModel):
         cost = self._costs[stage] if self._costs is not None else None
         return SimExecutor(self._block_tokens, stage, failing, cost)
 
-    def payload(self, wave: dm.IssueWave) -> Payload:
+    def payload(self, wave: router_ev.IssueWave) -> Payload:
         return Payload(tuple(token for issued in wave.chunks for token in decode_tokens(issued.token_bytes)), {})

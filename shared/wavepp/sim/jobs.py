@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from wavepp.core.ids import StageIndex
-from wavepp.core.router import events as dm
-from wavepp.core.stage import events as sm
+from wavepp.core.router import events as router_ev
+from wavepp.core.stage import events as stage_ev
 from wavepp.core.waves.cost import StageCost, total
 from wavepp.core.waves.types import StepTime
 
-Failing: TypeAlias = Callable[[StageIndex, sm.PlacedChunk], str]
+Failing: TypeAlias = Callable[[StageIndex, stage_ev.PlacedChunk], str]
 """Why a chunk's output is not finite on a stage; empty while all is well."""
 
 _NS_PER_MS = 1e6
@@ -39,11 +39,11 @@ class Executor(ABC):
     """Runs the jobs of one stage, in order, one after another."""
 
     @abstractmethod
-    def takes_ms(self, job: sm.RunJob) -> float:
+    def takes_ms(self, job: stage_ev.RunJob) -> float:
         """How long the job takes once it begins."""
 
     @abstractmethod
-    def run(self, job: sm.RunJob, span: JobSpan) -> sm.JobDone:
+    def run(self, job: stage_ev.RunJob, span: JobSpan) -> stage_ev.JobDone:
         """Do a job; `span` is when it was done."""
 
 
@@ -55,10 +55,10 @@ class SimModel(ABC):
         """For a new process of a stage."""
 
     @abstractmethod
-    def payload(self, wave: dm.IssueWave) -> object:
+    def payload(self, wave: router_ev.IssueWave) -> object:
         """What stage 0 gets of a wave's tokens."""
 
 
-def step_ms(cost: StageCost, job: sm.RunJob) -> float:
+def step_ms(cost: StageCost, job: stage_ev.RunJob) -> float:
     """A wave without chunks launches nothing."""
     return cost.step_ms(total((chunk.start, chunk.length) for chunk in job.chunks)) if job.chunks else 0.0

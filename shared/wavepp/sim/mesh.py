@@ -10,16 +10,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from wavepp.core.directory import events as am
+from wavepp.core.directory import events as directory_ev
 from wavepp.core.directory.admission import Admission
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch, RequestId, StageIndex
 from wavepp.core.keys import Namespace, prefix_keys, root_key
 from wavepp.core.router import epochs as ep
-from wavepp.core.router import events as dm
+from wavepp.core.router import events as router_ev
 from wavepp.core.router.dispatcher import Dispatcher
 from wavepp.core.router.requests import Failure, FailureKind, NewRequest, RequestOutcome
-from wavepp.core.stage import events as sm
+from wavepp.core.stage import events as stage_ev
 from wavepp.core.tokens import encode_tokens
 from wavepp.sim.delivery import Deliver, Delivery, RandomOrder
 from wavepp.sim.executor import FingerprintModel
@@ -156,11 +156,11 @@ class SimMesh:
 
     def submit_new(self, new: NewRequest) -> None:
         """The same, for who has its keys already. Its context must be its id, or it cannot be poisoned."""
-        self.dispatch(dm.Submit(new))
+        self.dispatch(router_ev.Submit(new))
 
     def cancel(self, request: str) -> None:
         """The client is gone."""
-        self.dispatch(dm.Stop(RequestId(request), FailureKind.CANCELLED, "client gone"))
+        self.dispatch(router_ev.Stop(RequestId(request), FailureKind.CANCELLED, "client gone"))
 
     # ---- faults ----
 
@@ -174,7 +174,7 @@ class SimMesh:
         for neighbour in (index - 1, index + 1):
             if 0 <= neighbour < self.config.stages:
                 self._stages.link_lost(neighbour)
-        self.admit(am.StageDisconnected(stage))
+        self.admit(directory_ev.StageDisconnected(stage))
         self._stages.register(stage, down_ms)
         self._directory.connect_rounds(stage, down_ms)
 
@@ -190,15 +190,15 @@ class SimMesh:
         self.router.restart()
         for stage in self.stages:
             self._stages.register(stage.index)
-        self.admit(am.RouterConnected(PipelineEpoch(0), frozenset()))
-        self.dispatch(dm.DirectoryChanged(ready=True, new_stream=True))
+        self.admit(directory_ev.RouterConnected(PipelineEpoch(0), frozenset()))
+        self.dispatch(router_ev.DirectoryChanged(ready=True, new_stream=True))
 
     def cut_admission(self) -> None:
         """The stream between router and directory breaks and is made again."""
         self.delivery.cut("admit", "decide")
         self._directory.change_ledger_writer()
-        self.admit(am.RouterConnected(self.dispatcher.epoch, self.dispatcher.live_grants()))
-        self.dispatch(dm.DirectoryChanged(ready=True, new_stream=True))
+        self.admit(directory_ev.RouterConnected(self.dispatcher.epoch, self.dispatcher.live_grants()))
+        self.dispatch(router_ev.DirectoryChanged(ready=True, new_stream=True))
 
     def restart_directory(self) -> None:
         """The directory dies; another takes over from the ledger, the stages and the router."""
@@ -209,16 +209,16 @@ class SimMesh:
         """The rounds stream to a stage breaks and is made again."""
         stage = StageIndex(index)
         self.delivery.cut(f"rounds:{index}", f"answers:{index}")
-        self.admit(am.StageDisconnected(stage))
+        self.admit(directory_ev.StageDisconnected(stage))
         self._directory.connect_rounds(stage)
 
     def _connect_directory(self) -> None:
         self._directory.connect(self.dispatcher.epoch, self.dispatcher.live_grants())
-        self.dispatch(dm.DirectoryChanged(ready=True, new_stream=True))
+        self.dispatch(router_ev.DirectoryChanged(ready=True, new_stream=True))
 
     # ---- how the processes reach each other ----
 
-    def dispatch(self, event: dm.Event) -> None:
+    def dispatch(self, event: router_ev.Event) -> None:
         """The router's dispatcher hears this now."""
         self.router.dispatch(event)
 
@@ -230,11 +230,11 @@ class SimMesh:
         """A stage hears of an epoch now."""
         self._stages.announced(announce)
 
-    def admit(self, event: am.Event) -> None:
+    def admit(self, event: directory_ev.Event) -> None:
         """The directory hears this now."""
         self._directory.handle(event)
 
-    def tell_stage(self, index: int, event: sm.Event) -> None:
+    def tell_stage(self, index: int, event: stage_ev.Event) -> None:
         """A stage hears this now."""
         self._stages.handle(index, event)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from wavepp.core.cache.types import CacheShape, PoolSizes, pins_limit
-from wavepp.core.directory import events as am
+from wavepp.core.directory import events as directory_ev
 from wavepp.core.router import epochs as ep
-from wavepp.core.router import events as dm
-from wavepp.core.stage import events as sm
+from wavepp.core.router import events as router_ev
+from wavepp.core.stage import events as stage_ev
 from wavepp.core.waves.policies import StaticPolicy, WavePolicy
 from wavepp.core.waves.types import PlannerConfig
 
@@ -82,7 +82,7 @@ class MeshConfig:
 class Peers(Protocol):
     """How a simulated process reaches the others when its message arrives there: at once."""
 
-    def dispatch(self, event: dm.Event) -> None:
+    def dispatch(self, event: router_ev.Event) -> None:
         """The router's dispatcher hears this."""
 
     def keep(self, event: ep.Event) -> None:
@@ -91,10 +91,10 @@ class Peers(Protocol):
     def announced(self, announce: ep.Announce) -> None:
         """A stage hears of an epoch and of the stage after it."""
 
-    def admit(self, event: am.Event) -> None:
+    def admit(self, event: directory_ev.Event) -> None:
         """The directory's admission hears this."""
 
-    def tell_stage(self, index: int, event: sm.Event) -> None:
+    def tell_stage(self, index: int, event: stage_ev.Event) -> None:
         """A stage's sequencer hears this."""
 
 
@@ -104,4 +104,4 @@ class SimEtcd:
 
     up: bool = True
     epoch: int = 0
-    records: dict[str, am.SetRecord] = field(default_factory=dict)
+    records: dict[str, directory_ev.SetRecord] = field(default_factory=dict)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from wavepp.core.directory import events as am
+from wavepp.core.directory import events as directory_ev
 from wavepp.core.directory.admission import Admission
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, StageIndex
-from wavepp.core.router import events as dm
-from wavepp.core.stage import events as sm
+from wavepp.core.router import events as router_ev
+from wavepp.core.stage import events as stage_ev
 from wavepp.sim.delivery import Delivery
 from wavepp.sim.mesh_config import MeshConfig, Peers, SimEtcd
 from wavepp.sim.mesh_stages import SimStages
@@ -28,7 +28,7 @@ class SimDirectory:
         self._peers = peers
         self._stages = stages
         self._etcd = etcd
-        self._unwritten: deque[am.SetRecord] = deque()
+        self._unwritten: deque[directory_ev.SetRecord] = deque()
         self._directory_epoch = 0
         self.admission = self._new_admission()
 
@@ -52,8 +52,8 @@ class SimDirectory:
     def connect(self, epoch: PipelineEpoch, live: frozenset[GrantId]) -> None:
         """It leads: it reads the ledger, hears of the router's epoch and grants, and finds the stages."""
         records = tuple((r.name, r.epoch, tuple(g for g, _, _ in r.grants)) for r in self._etcd.records.values())
-        self.handle(am.LedgerLoaded(records))
-        self.handle(am.RouterConnected(epoch, live))
+        self.handle(directory_ev.LedgerLoaded(records))
+        self.handle(directory_ev.RouterConnected(epoch, live))
         for stage in self._stages.processes:
             self.connect_rounds(stage.index)
 
@@ -65,9 +65,9 @@ class SimDirectory:
         def hello() -> None:
             if self._stages.processes[index] is not stage:
                 return
-            self._peers.tell_stage(index, sm.DirectoryConnected(known))
+            self._peers.tell_stage(index, stage_ev.DirectoryConnected(known))
             cursor = stage.sequencer.cache.cursor
-            connected = am.StageConnected(index, stage.incarnation, cursor, known)
+            connected = directory_ev.StageConnected(index, stage.incarnation, cursor, known)
             self._delivery.send(f"answers:{index}", lambda: self.handle(connected))
 
         self._delivery.send(f"rounds:{index}", hello, after_ms)
@@ -82,31 +82,31 @@ class SimDirectory:
 
     # ---- events ----
 
-    def handle(self, event: am.Event) -> None:
+    def handle(self, event: directory_ev.Event) -> None:
         """The directory hears this now."""
         for instruction in self.admission.handle(event):
             self._do(instruction)
 
-    def _do(self, instruction: am.Instruction) -> None:
+    def _do(self, instruction: directory_ev.Instruction) -> None:
         send, tell_stage = self._delivery.send, self._peers.tell_stage
         match instruction:
-            case am.SendPrepare(stage=stage):
-                prepare = sm.PrepareArrived(instruction.round, instruction.epoch, instruction.grants)
+            case directory_ev.SendPrepare(stage=stage):
+                prepare = stage_ev.PrepareArrived(instruction.round, instruction.epoch, instruction.grants)
                 send(f"rounds:{stage}", lambda: tell_stage(stage, prepare))
-            case am.SendLower(stage=stage):
-                lower = sm.LowerArrived(instruction.round, instruction.grants)
+            case directory_ev.SendLower(stage=stage):
+                lower = stage_ev.LowerArrived(instruction.round, instruction.grants)
                 send(f"rounds:{stage}", lambda: tell_stage(stage, lower))
-            case am.SendAbort(stage=stage, grants=grants):
-                send(f"rounds:{stage}", lambda: tell_stage(stage, sm.AbortArrived(grants)))
-            case am.AskDump(stage=stage):
+            case directory_ev.SendAbort(stage=stage, grants=grants):
+                send(f"rounds:{stage}", lambda: tell_stage(stage, stage_ev.AbortArrived(grants)))
+            case directory_ev.AskDump(stage=stage):
                 send(f"rounds:{stage}", lambda: self._dump(stage))
-            case am.SetRecord():
+            case directory_ev.SetRecord():
                 self._write_later(instruction)
-            case am.Decide():
-                decided = dm.Decided(instruction.batch, instruction.decisions, instruction.answered)
+            case directory_ev.Decide():
+                decided = router_ev.Decided(instruction.batch, instruction.decisions, instruction.answered)
                 send("decide", lambda: self._peers.dispatch(decided))
 
-    def _write_later(self, record: am.SetRecord, after_ms: float = 0.0) -> None:
+    def _write_later(self, record: directory_ev.SetRecord, after_ms: float = 0.0) -> None:
         self._unwritten.append(record)
         self._delivery.send("ledger", self._write, after_ms)
 
@@ -120,17 +120,17 @@ class SimDirectory:
             # A mended record is tried until it is written.
             self._write_later(record, ETCD_RETRY_MS)
         if record.round is not None:
-            self.handle(am.RecordWritten(record.round, ok, "" if ok else "etcd is unavailable"))
+            self.handle(directory_ev.RecordWritten(record.round, ok, "" if ok else "etcd is unavailable"))
 
     def _dump(self, stage: StageIndex) -> None:
         it = self._stages.processes[stage]
         for segment in it.sequencer.cache.dump():
-            event = am.CacheDumped(
+            event = directory_ev.CacheDumped(
                 stage, it.incarnation, segment.keys, segment.snapshot_keys, segment.last, segment.cursor
             )
             self._send_dumped(event)
 
-    def _send_dumped(self, event: am.CacheDumped) -> None:
+    def _send_dumped(self, event: directory_ev.CacheDumped) -> None:
         self._delivery.send(f"answers:{event.stage}", lambda: self.handle(event))
 
     def check_nothing_held(self) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wavepp.core.directory import events as am
+from wavepp.core.directory import events as directory_ev
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch, RequestId
 from wavepp.core.router import epochs as ep
-from wavepp.core.router import events as dm
+from wavepp.core.router import events as router_ev
 from wavepp.core.router.dispatcher import Dispatcher, DispatchLimits
 from wavepp.core.router.requests import Failure, RequestOutcome
-from wavepp.core.stage import events as sm
+from wavepp.core.stage import events as stage_ev
 from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.wire.types import FrameChunk
 from wavepp.sim.delivery import Delivery
@@ -79,9 +79,9 @@ class SimRouter:
 
     # ---- the dispatcher ----
 
-    def dispatch(self, event: dm.Event) -> None:
+    def dispatch(self, event: router_ev.Event) -> None:
         """The dispatcher hears this now."""
-        if isinstance(event, dm.Decided):
+        if isinstance(event, router_ev.Decided):
             self._note_grants(event)
         instructions = self.dispatcher.handle(event, self._delivery.now_ms)
         if self._config.validate:
@@ -89,45 +89,45 @@ class SimRouter:
         for instruction in instructions:
             self._do(instruction)
 
-    def _note_grants(self, decided: dm.Decided) -> None:
+    def _note_grants(self, decided: router_ev.Decided) -> None:
         for grant, verdict in decided.decisions:
             request = self.dispatcher.request_of(grant)
-            if request is not None and isinstance(verdict, am.Granted):
+            if request is not None and isinstance(verdict, directory_ev.Granted):
                 self.granted_in[request] = decided.batch
 
-    def _do(self, instruction: dm.Instruction) -> None:
+    def _do(self, instruction: router_ev.Instruction) -> None:
         send, admit = self._delivery.send, self._peers.admit
         match instruction:
-            case dm.SendAdmit():
-                event = am.Admit(instruction.batch, instruction.epoch, instruction.attempts)
+            case router_ev.SendAdmit():
+                event = directory_ev.Admit(instruction.batch, instruction.epoch, instruction.attempts)
                 send("admit", lambda: admit(event))
-            case dm.SendCancel(grants=grants):
-                send("admit", lambda: admit(am.CancelAttempts(grants)))
-            case dm.SendComputed(grants=grants):
-                send("admit", lambda: admit(am.GrantsComputed(grants)))
-            case dm.SendEnded(grants=grants):
-                send("admit", lambda: admit(am.GrantsEnded(grants)))
-            case dm.IssueWave():
+            case router_ev.SendCancel(grants=grants):
+                send("admit", lambda: admit(directory_ev.CancelAttempts(grants)))
+            case router_ev.SendComputed(grants=grants):
+                send("admit", lambda: admit(directory_ev.GrantsComputed(grants)))
+            case router_ev.SendEnded(grants=grants):
+                send("admit", lambda: admit(directory_ev.GrantsEnded(grants)))
+            case router_ev.IssueWave():
                 self._issue(instruction)
-            case dm.EmitToken():
+            case router_ev.EmitToken():
                 self._emit(instruction)
-            case dm.Finish(outcome=outcome):
+            case router_ev.Finish(outcome=outcome):
                 self.outcomes[outcome.request] = outcome
                 self.finished_order.append(outcome.request)
                 self.on_finished(outcome)
-            case dm.Fail(failure=failure):
+            case router_ev.Fail(failure=failure):
                 self.failures[failure.request] = failure
                 self.on_failed(failure)
-            case dm.RetryAfter(delay_ms=delay_ms):
-                send("timer", lambda: self._peers.dispatch(dm.RetryDue()), delay_ms)
+            case router_ev.RetryAfter(delay_ms=delay_ms):
+                send("timer", lambda: self._peers.dispatch(router_ev.RetryDue()), delay_ms)
 
-    def _emit(self, emitted: dm.EmitToken) -> None:
+    def _emit(self, emitted: router_ev.EmitToken) -> None:
         tokens = self.streamed.setdefault(emitted.request, [])
         if len(tokens) != emitted.index:
             raise InvariantError(f"token {emitted.index} of {emitted.request} after {len(tokens)}")
         tokens.append(emitted.chosen.token)
 
-    def _issue(self, wave: dm.IssueWave) -> None:
+    def _issue(self, wave: router_ev.IssueWave) -> None:
         self.waves += bool(wave.chunks)
         chunks = []
         for issued in wave.chunks:
@@ -135,7 +135,7 @@ class SimRouter:
             chunks.append(FrameChunk(c.grant, c.start, c.length, c.last, c.snapshot, c.decode, issued.keys))
         issued_ns = int(self._delivery.now_ms * _NS_PER_MS)
         payload = self._model.payload(wave)
-        arrived = sm.WaveArrived(wave.epoch, wave.wave, tuple(chunks), (), wave.ended, (), issued_ns, payload)
+        arrived = stage_ev.WaveArrived(wave.epoch, wave.wave, tuple(chunks), (), wave.ended, (), issued_ns, payload)
         self._delivery.send("control:0", lambda: self._peers.tell_stage(0, arrived))
 
     # ---- the keeper of epochs ----
@@ -147,10 +147,10 @@ class SimRouter:
                 case ep.RaiseEpoch():
                     self._delivery.send("epoch", self._raised)
                 case ep.Broken(reason=reason):
-                    self.dispatch(dm.PipelineBroken(reason))
+                    self.dispatch(router_ev.PipelineBroken(reason))
                 case ep.Ready(epoch=epoch):
                     self._send_epoch(epoch)
-                    self.dispatch(dm.PipelineReady(epoch))
+                    self.dispatch(router_ev.PipelineReady(epoch))
                 case ep.Announce():
                     self._announce(instruction)
 
@@ -162,7 +162,7 @@ class SimRouter:
         self.keep(ep.Raised(PipelineEpoch(self._etcd.epoch)))
 
     def _send_epoch(self, epoch: PipelineEpoch) -> None:
-        self._delivery.send("admit", lambda: self._peers.admit(am.EpochMoved(epoch)))
+        self._delivery.send("admit", lambda: self._peers.admit(directory_ev.EpochMoved(epoch)))
 
     def _announce(self, announce: ep.Announce) -> None:
         self._delivery.send(f"control:{announce.stage}", lambda: self._peers.announced(announce))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wavepp.core.cache.stage_cache import StageCache
-from wavepp.core.directory import events as am
+from wavepp.core.directory import events as directory_ev
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import Incarnation, PipelineEpoch, RequestId, StageIndex
 from wavepp.core.router import epochs as ep
-from wavepp.core.router import events as dm
-from wavepp.core.stage import events as sm
+from wavepp.core.router import events as router_ev
+from wavepp.core.stage import events as stage_ev
 from wavepp.core.stage.sequencer import Sequencer
 from wavepp.sim.delivery import Delivery
 from wavepp.sim.jobs import Executor, JobSpan, SimModel
@@ -54,7 +54,7 @@ class SimStages:
         incarnation = Incarnation(f"inc-{self._incarnations}")
         return StageProcess(index, incarnation, sequencer, self._model.executor(index, self._failing))
 
-    def _failing(self, stage: StageIndex, chunk: sm.PlacedChunk) -> str:
+    def _failing(self, stage: StageIndex, chunk: stage_ev.PlacedChunk) -> str:
         if not self.poisoned:
             return ""
         return "output is not finite" if self.poisoned.get(RequestId(str(chunk.context))) == stage else ""
@@ -79,53 +79,53 @@ class SimStages:
 
     def announced(self, announce: ep.Announce) -> None:
         """The router's word of an epoch; the link to the next stage is made at once."""
-        self.handle(announce.stage, sm.EpochSet(announce.epoch))
+        self.handle(announce.stage, stage_ev.EpochSet(announce.epoch))
         self.processes[announce.stage].next_incarnation = announce.next_incarnation
-        self.handle(announce.stage, sm.LinksReady(announce.epoch))
+        self.handle(announce.stage, stage_ev.LinksReady(announce.epoch))
 
     # ---- events ----
 
-    def handle(self, index: int, event: sm.Event) -> None:
+    def handle(self, index: int, event: stage_ev.Event) -> None:
         """A stage hears this now."""
         stage = self.processes[index]
         for instruction in stage.sequencer.handle(event):
             self._do(stage, instruction)
         changes = stage.sequencer.cache.drain_changes()
         if changes.changes or changes.gap:
-            changed = am.CacheChanged(
+            changed = directory_ev.CacheChanged(
                 stage.index, stage.incarnation, changes.first_number, changes.changes, changes.gap
             )
             self._delivery.send(f"answers:{index}", lambda: self._peers.admit(changed))
 
-    def _do(self, stage: StageProcess, instruction: sm.Instruction) -> None:
+    def _do(self, stage: StageProcess, instruction: stage_ev.Instruction) -> None:
         index, send, peers = stage.index, self._delivery.send, self._peers
         match instruction:
-            case sm.RunJob():
+            case stage_ev.RunJob():
                 self._begin_job(stage, instruction)
-            case sm.SendWave():
+            case stage_ev.SendWave():
                 self._send_wave(stage, instruction)
-            case sm.ReportWave():
+            case stage_ev.ReportWave():
                 it = instruction
-                done = dm.WaveDone(it.epoch, it.wave, it.samples, it.failed, it.steps)
+                done = router_ev.WaveDone(it.epoch, it.wave, it.samples, it.failed, it.steps)
                 send(f"events:{index}", lambda: peers.dispatch(done))
-            case sm.ReportStep():
-                step = dm.StepDone(instruction.epoch, instruction.wave)
+            case stage_ev.ReportStep():
+                step = router_ev.StepDone(instruction.epoch, instruction.wave)
                 send(f"events:{index}", lambda: peers.dispatch(step))
-            case sm.AnswerPrepare() | sm.AnswerLower():
+            case stage_ev.AnswerPrepare() | stage_ev.AnswerLower():
                 number = stage.sequencer.cache.room().number
-                answered = am.StageAnswered(
+                answered = directory_ev.StageAnswered(
                     index,
                     instruction.round,
                     tuple((g, a, number) for g, a in instruction.answers),
-                    isinstance(instruction, sm.AnswerLower),
+                    isinstance(instruction, stage_ev.AnswerLower),
                 )
                 send(f"answers:{index}", lambda: peers.admit(answered))
-            case sm.AckEpoch(epoch=epoch):
+            case stage_ev.AckEpoch(epoch=epoch):
                 send(f"events:{index}", lambda: peers.keep(ep.Acked(index, epoch)))
-            case sm.ReportRoom(room=room):
-                send(f"events:{index}", lambda: peers.dispatch(dm.RoomChanged(index, room)))
+            case stage_ev.ReportRoom(room=room):
+                send(f"events:{index}", lambda: peers.dispatch(router_ev.RoomChanged(index, room)))
 
-    def _begin_job(self, stage: StageProcess, job: sm.RunJob) -> None:
+    def _begin_job(self, stage: StageProcess, job: stage_ev.RunJob) -> None:
         handed_ms = self._delivery.now_ms
         takes_ms = stage.executor.takes_ms(job)
 
@@ -136,17 +136,17 @@ class SimStages:
 
         self._delivery.send(f"jobs:{stage.index}", done, takes_ms)
 
-    def _send_wave(self, stage: StageProcess, i: sm.SendWave) -> None:
+    def _send_wave(self, stage: StageProcess, i: stage_ev.SendWave) -> None:
         self._delivery.send(f"sent:{stage.index}", lambda: self._sent(stage, i.epoch))
         after = self.processes[stage.index + 1]
         if after.incarnation != stage.next_incarnation:
             return
-        arrived = sm.WaveArrived(i.epoch, i.wave, i.chunks, i.failed, i.ended, i.steps, i.issued_ns, i.output)
+        arrived = stage_ev.WaveArrived(i.epoch, i.wave, i.chunks, i.failed, i.ended, i.steps, i.issued_ns, i.output)
         self._delivery.send(f"link:{stage.index}", lambda: self.handle(after.index, arrived))
 
     def _sent(self, stage: StageProcess, epoch: PipelineEpoch) -> None:
         if self.processes[stage.index] is stage:
-            self.handle(stage.index, sm.WaveSent(epoch))
+            self.handle(stage.index, stage_ev.WaveSent(epoch))
 
     def check_nothing_held(self) -> None:
         """Raises InvariantError when a stage holds more than cache."""

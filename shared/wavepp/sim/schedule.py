@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from wavepp.core.directory import events as am
+from wavepp.core.directory import events as directory_ev
 from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, RequestId
 from wavepp.core.limits import TOKEN_BYTES
-from wavepp.core.router import events as dm
+from wavepp.core.router import events as router_ev
 from wavepp.core.router.dispatcher import Dispatcher, DispatchLimits
 from wavepp.core.router.requests import NewRequest
 from wavepp.core.waves.cost import StageCost, amount, total
@@ -70,8 +70,8 @@ class ScheduleSim:
             planner=WavePlanner(config, policy),
             block_tokens=config.block_tokens,
         )
-        self._handle(dm.PipelineReady(PipelineEpoch(1)))
-        self._handle(dm.DirectoryChanged(ready=True, new_stream=True))
+        self._handle(router_ev.PipelineReady(PipelineEpoch(1)))
+        self._handle(router_ev.DirectoryChanged(ready=True, new_stream=True))
 
     def submit(self, ask: Ask) -> None:
         """A request comes now."""
@@ -88,7 +88,7 @@ class ScheduleSim:
             priority=0,
             context=ask,
         )
-        self._handle(dm.Submit(new))
+        self._handle(router_ev.Submit(new))
 
     def work_ms(self, ask: Ask) -> float:
         """A request's uncached work on the slowest stage."""
@@ -97,21 +97,21 @@ class ScheduleSim:
 
     # ---- inside ----
 
-    def _handle(self, event: dm.Event) -> None:
+    def _handle(self, event: router_ev.Event) -> None:
         for instruction in self.dispatcher.handle(event, self.clock.now_ms):
             match instruction:
-                case dm.SendAdmit():
+                case router_ev.SendAdmit():
                     self._admit(instruction)
-                case dm.IssueWave():
+                case router_ev.IssueWave():
                     self._issue(instruction)
-                case dm.Finish(outcome=outcome):
+                case router_ev.Finish(outcome=outcome):
                     self._finished(outcome.request, outcome.times.arrived)
-                case dm.Fail(failure=failure):
+                case router_ev.Fail(failure=failure):
                     raise InvariantError(f"request {failure.request} failed: {failure.message}")
                 case _:
                     pass
 
-    def _admit(self, batch: dm.SendAdmit) -> None:
+    def _admit(self, batch: router_ev.SendAdmit) -> None:
         decisions = []
         for attempt in batch.attempts:
             ask = attempt.context
@@ -119,12 +119,12 @@ class ScheduleSim:
                 raise InvariantError(f"grant {attempt.grant} is asked for without a request")
             cached = ask.cached_tokens
             reuse = ReuseExplanation(ask.prompt_tokens, cached, cached, cached, cached, None)
-            decisions.append((attempt.grant, am.Granted(ask.cached_tokens, reuse)))
+            decisions.append((attempt.grant, directory_ev.Granted(ask.cached_tokens, reuse)))
             self._starts[attempt.grant] = ask.cached_tokens
-        decided = dm.Decided(batch.batch, tuple(decisions), answered=True)
+        decided = router_ev.Decided(batch.batch, tuple(decisions), answered=True)
         self.clock.after(self._delays.admission, lambda: self._handle(decided))
 
-    def _issue(self, issued: dm.IssueWave) -> None:
+    def _issue(self, issued: router_ev.IssueWave) -> None:
         self.log.waves += bool(issued.chunks)
         chunks = [one.chunk for one in issued.chunks]
         beginning = sum(1 for chunk in chunks if self._starts.pop(chunk.grant, None) is not None)
@@ -136,13 +136,13 @@ class ScheduleSim:
         passage = self._stages.run(
             issued.wave, self.clock.now_ms, work, chunks[0].grant, self._delays.on_path * beginning
         )
-        step = dm.StepDone(issued.epoch, issued.wave)
+        step = router_ev.StepDone(issued.epoch, issued.wave)
         self.clock.at(passage.stage0_done_ms, lambda: self._handle(step))
         self.clock.at(passage.done_ms, lambda: self._wave_done(issued, passage.steps))
 
-    def _wave_done(self, issued: dm.IssueWave, steps: tuple[StepTime, ...]) -> None:
+    def _wave_done(self, issued: router_ev.IssueWave, steps: tuple[StepTime, ...]) -> None:
         results = tuple((one.chunk.grant, _TOKEN) for one in issued.chunks if one.chunk.last)
-        self._handle(dm.WaveDone(issued.epoch, issued.wave, results, (), steps))
+        self._handle(router_ev.WaveDone(issued.epoch, issued.wave, results, (), steps))
 
     def _finished(self, request: RequestId, arrived_ms: float) -> None:
         ask = self._asks.pop(request)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wavepp.core.ids import GrantId, StageIndex
-from wavepp.core.router import events as dm
-from wavepp.core.stage import events as sm
+from wavepp.core.router import events as router_ev
+from wavepp.core.stage import events as stage_ev
 from wavepp.core.waves.cost import StageCost
 from wavepp.core.waves.types import ChosenToken
 from wavepp.sim.jobs import Executor, Failing, JobSpan, SimModel, step_ms
@@ -24,10 +24,10 @@ class TimedExecutor(Executor):
         self._failing = failing
         self._spans = spans
 
-    def takes_ms(self, job: sm.RunJob) -> float:
+    def takes_ms(self, job: stage_ev.RunJob) -> float:
         return step_ms(self._cost, job)
 
-    def run(self, job: sm.RunJob, span: JobSpan) -> sm.JobDone:
+    def run(self, job: stage_ev.RunJob, span: JobSpan) -> stage_ev.JobDone:
         tokens = 0
         failed: list[tuple[GrantId, str]] = []
         samples: list[tuple[GrantId, ChosenToken]] = []
@@ -40,7 +40,7 @@ class TimedExecutor(Executor):
                 samples.append((chunk.grant, _TOKEN))
         if self._spans is not None and job.chunks:
             self._spans.append(WaveSpan(job.wave, self._stage, span.start_ms, span.end_ms, tokens, job.chunks[0].grant))
-        return sm.JobDone(job.wave, span.step(self._stage, tokens), tuple(failed), None, tuple(samples))
+        return stage_ev.JobDone(job.wave, span.step(self._stage, tokens), tuple(failed), None, tuple(samples))
 
 
 class TimedModel(SimModel):
@@ -53,5 +53,5 @@ class TimedModel(SimModel):
     def executor(self, stage: StageIndex, failing: Failing) -> TimedExecutor:
         return TimedExecutor(stage, self._costs[stage], failing, self._spans)
 
-    def payload(self, wave: dm.IssueWave) -> None:
+    def payload(self, wave: router_ev.IssueWave) -> None:
         """Nothing: tokens are not looked at."""

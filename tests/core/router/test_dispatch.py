@@ -11,7 +11,7 @@ from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.directory.events import Granted, NeverFits, Verdict, Void, VoidReason, Wait, WaitFor
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, StageIndex, WaveId, epoch_of
 from wavepp.core.keys import Namespace, prefix_keys, root_key
-from wavepp.core.router import events as dm
+from wavepp.core.router import events as router_ev
 from wavepp.core.router.dispatcher import (
     BATCHES_MAX,
     DIRECTORY_RETRY_MS,
@@ -49,50 +49,50 @@ class Router:
             limits=DispatchLimits(queue_retry_after_ms=5, **allowed), planner=planner, block_tokens=B
         )
         self.now = 0.0
-        self.said: list[dm.Instruction] = []
+        self.said: list[router_ev.Instruction] = []
         if ready:
-            self.tell(dm.DirectoryChanged(ready=True))
-            self.tell(dm.PipelineReady(PipelineEpoch(1)))
+            self.tell(router_ev.DirectoryChanged(ready=True))
+            self.tell(router_ev.PipelineReady(PipelineEpoch(1)))
 
-    def tell(self, event: dm.Event) -> list[dm.Instruction]:
+    def tell(self, event: router_ev.Event) -> list[router_ev.Instruction]:
         self.now += 1.0
         out = self.dispatcher.handle(event, self.now)
         self.dispatcher.validate()
         self.said += out
         return out
 
-    def submit(self, name: str, prompt: int = 8, outputs: int = 1, *, priority: int = 0) -> list[dm.Instruction]:
-        return self.tell(dm.Submit(new_request(name, prompt, outputs, priority=priority)))
+    def submit(self, name: str, prompt: int = 8, outputs: int = 1, *, priority: int = 0) -> list[router_ev.Instruction]:
+        return self.tell(router_ev.Submit(new_request(name, prompt, outputs, priority=priority)))
 
-    def stop(self, name: str) -> list[dm.Instruction]:
-        return self.tell(dm.Stop(RequestId(name), FailureKind.CANCELLED, "gone"))
+    def stop(self, name: str) -> list[router_ev.Instruction]:
+        return self.tell(router_ev.Stop(RequestId(name), FailureKind.CANCELLED, "gone"))
 
     @property
-    def asked(self) -> dm.SendAdmit:
+    def asked(self) -> router_ev.SendAdmit:
         """The latest batch."""
-        return only(dm.SendAdmit, self.said)[-1]
+        return only(router_ev.SendAdmit, self.said)[-1]
 
     def decide(
-        self, *verdicts: Verdict, batch: dm.SendAdmit | None = None, answered: bool = True
-    ) -> list[dm.Instruction]:
+        self, *verdicts: Verdict, batch: router_ev.SendAdmit | None = None, answered: bool = True
+    ) -> list[router_ev.Instruction]:
         """Verdicts for a batch, in order."""
         batch = batch or self.asked
         grants = [a.grant for a in batch.attempts]
-        return self.tell(dm.Decided(batch.batch, tuple(zip(grants, verdicts, strict=False)), answered))
+        return self.tell(router_ev.Decided(batch.batch, tuple(zip(grants, verdicts, strict=False)), answered))
 
     @property
-    def wave(self) -> dm.IssueWave:
+    def wave(self) -> router_ev.IssueWave:
         """The latest wave."""
-        return only(dm.IssueWave, self.said)[-1]
+        return only(router_ev.IssueWave, self.said)[-1]
 
     def wave_done(
-        self, *tokens: int, failed: tuple[FailedGrant, ...] = (), wave: dm.IssueWave | None = None
-    ) -> list[dm.Instruction]:
+        self, *tokens: int, failed: tuple[FailedGrant, ...] = (), wave: router_ev.IssueWave | None = None
+    ) -> list[router_ev.Instruction]:
         """The last stage has done a wave, and chose these tokens for its last chunks."""
         wave = wave or self.wave
         grants = [c.chunk.grant for c in wave.chunks if c.chunk.last]
         results = tuple((grant, ChosenToken(token, 0.0)) for grant, token in zip(grants, tokens, strict=False))
-        return self.tell(dm.WaveDone(wave.epoch, wave.wave, results, failed, ()))
+        return self.tell(router_ev.WaveDone(wave.epoch, wave.wave, results, failed, ()))
 
     def run(self, name: str, prompt: int = 8, outputs: int = 1) -> GrantId:
         """Submit and grant; returns the grant."""
@@ -100,11 +100,14 @@ class Router:
         self.decide(Granted(0, NO_REUSE))
         return self.asked.attempts[0].grant
 
-    def new_epoch(self, epoch: int) -> list[dm.Instruction]:
-        return [*self.tell(dm.PipelineBroken("link cut")), *self.tell(dm.PipelineReady(PipelineEpoch(epoch)))]
+    def new_epoch(self, epoch: int) -> list[router_ev.Instruction]:
+        return [
+            *self.tell(router_ev.PipelineBroken("link cut")),
+            *self.tell(router_ev.PipelineReady(PipelineEpoch(epoch))),
+        ]
 
 
-def only(kind: type[Kind], out: list[dm.Instruction]) -> list[Kind]:
+def only(kind: type[Kind], out: list[router_ev.Instruction]) -> list[Kind]:
     return [i for i in out if isinstance(i, kind)]
 
 
@@ -113,28 +116,28 @@ def only(kind: type[Kind], out: list[dm.Instruction]) -> list[Kind]:
 
 def test_a_request_is_asked_for_runs_and_ends_and_the_directory_hears_of_the_end_when_all_stages_have_it() -> None:
     router = Router()
-    (admit,) = only(dm.SendAdmit, router.submit("a"))
+    (admit,) = only(router_ev.SendAdmit, router.submit("a"))
     (attempt,) = admit.attempts
     assert (attempt.prompt_tokens, attempt.total_tokens, attempt.context) == (8, 8, "a")
     assert epoch_of(attempt.grant) == admit.epoch == 1
-    (wave,) = only(dm.IssueWave, router.decide(Granted(4, NO_REUSE)))
+    (wave,) = only(router_ev.IssueWave, router.decide(Granted(4, NO_REUSE)))
     (issued,) = wave.chunks
     assert (issued.chunk.start, issued.chunk.length, issued.request) == (4, 4, "a")
     assert decode_tokens(issued.token_bytes) == [4, 5, 6, 7]
     out = router.wave_done(7)
-    assert dm.EmitToken(RequestId("a"), 0, ChosenToken(7, 0.0)) in out
-    assert dm.SendComputed((attempt.grant,)) in out
-    (finish,) = only(dm.Finish, out)
+    assert router_ev.EmitToken(RequestId("a"), 0, ChosenToken(7, 0.0)) in out
+    assert router_ev.SendComputed((attempt.grant,)) in out
+    (finish,) = only(router_ev.Finish, out)
     assert (finish.outcome.finish_reason, finish.outcome.cached_tokens, finish.outcome.computed_tokens) == (
         "length",
         4,
         4,
     )
-    assert not only(dm.SendEnded, out)
+    assert not only(router_ev.SendEnded, out)
     assert router.wave.ended == (attempt.grant,)
     assert router.dispatcher.live_grants() == {attempt.grant}
     assert not router.dispatcher.idle
-    assert router.wave_done() == [dm.SendEnded((attempt.grant,))]
+    assert router.wave_done() == [router_ev.SendEnded((attempt.grant,))]
     assert router.dispatcher.idle
     assert router.dispatcher.live_grants() == set()
 
@@ -149,10 +152,10 @@ def test_decode_steps_follow_until_the_budget_is_used_up() -> None:
         steps.append((step.chunk.start, step.chunk.length, step.chunk.decode, decode_tokens(step.token_bytes)))
         out = router.wave_done(token)
     assert steps == [(6, 1, True, [1]), (7, 1, True, [2])]
-    (finish,) = only(dm.Finish, out)
+    (finish,) = only(router_ev.Finish, out)
     assert [t.token for t in finish.outcome.tokens] == [1, 2, 3]
     assert (finish.outcome.computed_tokens, finish.outcome.waves) == (6, 3)
-    assert only(dm.SendComputed, router.said) == [dm.SendComputed((grant,))], "once, after the prefill"
+    assert only(router_ev.SendComputed, router.said) == [router_ev.SendComputed((grant,))], "once, after the prefill"
 
 
 def test_the_key_of_a_block_that_a_decode_step_fills_goes_with_the_step() -> None:
@@ -168,7 +171,7 @@ def test_the_key_of_a_block_that_a_decode_step_fills_goes_with_the_step() -> Non
 def test_an_end_token_ends_a_request_before_its_budget() -> None:
     router = Router()
     router.run("a", 8, 5)
-    (finish,) = only(dm.Finish, router.wave_done(99))
+    (finish,) = only(router_ev.Finish, router.wave_done(99))
     assert finish.outcome.finish_reason == "stop"
 
 
@@ -187,8 +190,8 @@ def test_an_id_in_flight_is_refused_and_so_is_more_than_the_queue_holds() -> Non
 def test_nobody_is_asked_for_until_pipeline_and_directory_are_ready() -> None:
     router = Router(ready=False)
     assert router.submit("a") == []
-    assert router.tell(dm.PipelineReady(PipelineEpoch(1))) == []
-    assert only(dm.SendAdmit, router.tell(dm.DirectoryChanged(ready=True)))
+    assert router.tell(router_ev.PipelineReady(PipelineEpoch(1))) == []
+    assert only(router_ev.SendAdmit, router.tell(router_ev.DirectoryChanged(ready=True)))
 
 
 def test_the_next_batch_goes_out_when_the_one_before_is_answered_even_if_it_is_not_written() -> None:
@@ -197,22 +200,22 @@ def test_the_next_batch_goes_out_when_the_one_before_is_answered_even_if_it_is_n
     first = router.asked
     assert router.submit("b") == []
     assert router.decide(batch=first, answered=False) == []
-    (second,) = only(dm.SendAdmit, router.decide(batch=first))
+    (second,) = only(router_ev.SendAdmit, router.decide(batch=first))
     assert [a.context for a in second.attempts] == ["b"]
     router.decide(batch=second)
     assert BATCHES_MAX == 2
     assert router.submit("c") == [], "two batches wait for the ledger"
-    assert only(dm.SendAdmit, router.decide(Granted(0, NO_REUSE), batch=first))
+    assert only(router_ev.SendAdmit, router.decide(Granted(0, NO_REUSE), batch=first))
 
 
 def test_no_more_grants_than_the_limit_are_asked_for() -> None:
     router = Router(ready=False, running_max=2)
     for name in "abc":
         router.submit(name)
-    router.tell(dm.DirectoryChanged(ready=True))
-    router.tell(dm.PipelineReady(PipelineEpoch(1)))
+    router.tell(router_ev.DirectoryChanged(ready=True))
+    router.tell(router_ev.PipelineReady(PipelineEpoch(1)))
     assert [a.context for a in router.asked.attempts] == ["a", "b"]
-    assert not only(dm.SendAdmit, router.decide(Granted(0, NO_REUSE), Granted(0, NO_REUSE)))
+    assert not only(router_ev.SendAdmit, router.decide(Granted(0, NO_REUSE), Granted(0, NO_REUSE)))
     assert (router.dispatcher.running, router.dispatcher.queued) == (2, 1)
     router.stop("a")
     assert [a.context for a in router.asked.attempts] == ["c"]
@@ -223,11 +226,11 @@ def test_a_refused_request_is_asked_for_under_a_new_id_when_there_is_room() -> N
     router.submit("a")
     first = router.asked
     assert router.decide(Wait(S0, WaitFor.KV, 5, 3)) == []
-    assert router.tell(dm.RoomChanged(0, Room(4, {"kv": 4}))) == []
-    (again,) = only(dm.SendAdmit, router.tell(dm.RoomChanged(0, Room(5, {"kv": 5}))))
+    assert router.tell(router_ev.RoomChanged(0, Room(4, {"kv": 4}))) == []
+    (again,) = only(router_ev.SendAdmit, router.tell(router_ev.RoomChanged(0, Room(5, {"kv": 5}))))
     assert again.attempts[0].grant != first.attempts[0].grant
     router.decide(Granted(0, NO_REUSE))
-    (finish,) = only(dm.Finish, router.wave_done(1))
+    (finish,) = only(router_ev.Finish, router.wave_done(1))
     assert (finish.outcome.waits, finish.outcome.waited_for, finish.outcome.attempts) == (1, (0, "kv"), 1)
 
 
@@ -235,41 +238,41 @@ def test_a_request_that_never_fits_fails_with_the_limit_and_those_behind_it_go_o
     router = Router(ready=False)
     router.submit("a")
     router.submit("b")
-    router.tell(dm.PipelineReady(PipelineEpoch(1)))
-    router.tell(dm.DirectoryChanged(ready=True))
+    router.tell(router_ev.PipelineReady(PipelineEpoch(1)))
+    router.tell(router_ev.DirectoryChanged(ready=True))
     out = router.decide(NeverFits(S0, "kv", 60, 50), Granted(0, NO_REUSE))
-    (fail,) = only(dm.Fail, out)
+    (fail,) = only(router_ev.Fail, out)
     assert fail.failure.kind is FailureKind.NEVER_FITS
     assert "60" in fail.failure.message
     assert "50" in fail.failure.message
-    assert only(dm.IssueWave, out)
+    assert only(router_ev.IssueWave, out)
 
 
 @pytest.mark.parametrize("verdict", [Wait(None, WaitFor.DIRECTORY), Void(VoidReason.EPOCH), Void(VoidReason.ENDED)])
 def test_when_the_directory_cannot_decide_the_head_asks_again_after_a_while_and_not_at_once(verdict: Verdict) -> None:
     router = Router()
     router.submit("a")
-    assert router.decide(verdict) == [dm.RetryAfter(DIRECTORY_RETRY_MS)]
+    assert router.decide(verdict) == [router_ev.RetryAfter(DIRECTORY_RETRY_MS)]
     assert router.submit("b") == [], "one timer is enough"
-    assert only(dm.SendAdmit, router.tell(dm.RetryDue()))
+    assert only(router_ev.SendAdmit, router.tell(router_ev.RetryDue()))
 
 
 def test_a_request_that_waits_for_the_directory_is_woken_even_if_it_was_not_the_head_when_it_was_refused() -> None:
     router = Router(running_max=1)
     router.submit("low")
     router.submit("high", priority=1)
-    router.tell(dm.DirectoryChanged(ready=False))
+    router.tell(router_ev.DirectoryChanged(ready=False))
     assert router.decide(Wait(S0, WaitFor.DIRECTORY)) == [], "the head is another one"
-    assert router.stop("high")[1:] == [dm.RetryAfter(DIRECTORY_RETRY_MS)]
+    assert router.stop("high")[1:] == [router_ev.RetryAfter(DIRECTORY_RETRY_MS)]
 
 
 def test_what_was_asked_on_a_stream_that_broke_is_asked_anew_and_late_verdicts_do_nothing() -> None:
     router = Router()
     router.submit("a")
     first = router.asked
-    router.tell(dm.DirectoryChanged(ready=False, new_stream=True))
+    router.tell(router_ev.DirectoryChanged(ready=False, new_stream=True))
     assert (router.dispatcher.queued, router.dispatcher.admitting) == (1, 0)
-    assert only(dm.SendAdmit, router.tell(dm.DirectoryChanged(ready=True)))
+    assert only(router_ev.SendAdmit, router.tell(router_ev.DirectoryChanged(ready=True)))
     assert router.asked.attempts[0].grant != first.attempts[0].grant
     assert router.decide(Granted(0, NO_REUSE), batch=first) == []
     assert router.dispatcher.running == 0
@@ -278,8 +281,8 @@ def test_what_was_asked_on_a_stream_that_broke_is_asked_anew_and_late_verdicts_d
 def test_grants_outlive_the_stream_to_the_directory() -> None:
     router = Router()
     router.run("a")
-    router.tell(dm.DirectoryChanged(ready=False, new_stream=True))
-    assert only(dm.Finish, router.wave_done(1))
+    router.tell(router_ev.DirectoryChanged(ready=False, new_stream=True))
+    assert only(router_ev.Finish, router.wave_done(1))
 
 
 # ---- giving up ----
@@ -288,7 +291,7 @@ def test_grants_outlive_the_stream_to_the_directory() -> None:
 def test_a_queued_request_is_just_forgotten() -> None:
     router = Router(ready=False)
     router.submit("a")
-    assert [type(i) for i in router.stop("a")] == [dm.Fail]
+    assert [type(i) for i in router.stop("a")] == [router_ev.Fail]
     assert router.dispatcher.idle
     assert router.stop("a") == [], "again"
 
@@ -297,7 +300,7 @@ def test_a_request_that_is_cancelled_while_it_is_asked_for_ignores_what_is_decid
     router = Router()
     router.submit("a")
     grant = router.asked.attempts[0].grant
-    assert dm.SendCancel((grant,)) in router.stop("a")
+    assert router_ev.SendCancel((grant,)) in router.stop("a")
     assert router.dispatcher.admitting == 1, "the directory has not decided yet"
     assert router.decide(Granted(0, NO_REUSE)) == []
     assert (router.dispatcher.admitting, router.dispatcher.running) == (0, 0)
@@ -312,20 +315,20 @@ def test_a_request_that_comes_back_while_its_cancelled_attempt_is_decided_is_not
     router.decide(Granted(0, NO_REUSE), batch=first)
     assert router.dispatcher.running == 0
     assert router.asked.attempts[0].grant != first.attempts[0].grant
-    assert only(dm.IssueWave, router.decide(Granted(0, NO_REUSE)))
+    assert only(router_ev.IssueWave, router.decide(Granted(0, NO_REUSE)))
 
 
 def test_a_running_request_that_is_cancelled_ends_with_the_next_wave() -> None:
     router = Router()
     grant = router.run("a", 64)
-    first, second = only(dm.IssueWave, router.said)
-    (fail,) = only(dm.Fail, router.stop("a"))
+    first, second = only(router_ev.IssueWave, router.said)
+    (fail,) = only(router_ev.Fail, router.stop("a"))
     assert fail.failure.kind is FailureKind.CANCELLED
     assert router.wave.ended == (grant,)
     assert router.wave.chunks == (), "no more chunks of it"
     assert router.wave_done(wave=first) == []
     assert router.wave_done(5, wave=second) == []
-    assert router.wave_done() == [dm.SendEnded((grant,))]
+    assert router.wave_done() == [router_ev.SendEnded((grant,))]
     assert router.dispatcher.idle
 
 
@@ -337,7 +340,7 @@ def test_a_request_that_is_cancelled_in_decode_gets_no_more_tokens() -> None:
     router.stop("a")
     assert router.wave_done(2, wave=step) == []
     assert router.wave.ended == (grant,)
-    assert len(only(dm.EmitToken, router.said)) == 1
+    assert len(only(router_ev.EmitToken, router.said)) == 1
 
 
 def test_a_request_that_finished_in_the_same_instant_is_not_failed() -> None:
@@ -352,11 +355,11 @@ def test_a_grant_that_failed_on_a_stage_fails_its_request_and_ends() -> None:
     router = Router()
     grant = router.run("a")
     out = router.wave_done(failed=(FailedGrant(grant, StageIndex(1), "not finite"),))
-    (fail,) = only(dm.Fail, out)
+    (fail,) = only(router_ev.Fail, out)
     assert (fail.failure.kind, fail.failure.message) == (FailureKind.INTERNAL, "stage 1: not finite")
     assert router.wave.ended == (grant,)
     failed_again = (FailedGrant(grant, StageIndex(1), "not finite"),)
-    assert router.wave_done(failed=failed_again) == [dm.SendEnded((grant,))]
+    assert router.wave_done(failed=failed_again) == [router_ev.SendEnded((grant,))]
 
 
 # ---- when the pipeline broke ----
@@ -376,9 +379,9 @@ def test_after_a_break_a_request_goes_on_with_what_it_has_generated() -> None:
     (issued,) = router.wave.chunks
     assert decode_tokens(issued.token_bytes) == [4, 5, 50, 51]
     out = router.wave_done(52)
-    assert dm.EmitToken(RequestId("a"), 2, ChosenToken(52, 0.0)) in out
-    assert only(dm.SendComputed, out), "the next turn of the conversation hits"
-    (finish,) = only(dm.Finish, router.wave_done(53))
+    assert router_ev.EmitToken(RequestId("a"), 2, ChosenToken(52, 0.0)) in out
+    assert only(router_ev.SendComputed, out), "the next turn of the conversation hits"
+    (finish,) = only(router_ev.Finish, router.wave_done(53))
     outcome = finish.outcome
     assert [t.token for t in outcome.tokens] == [50, 51, 52, 53]
     assert (outcome.attempts, outcome.computed_tokens, outcome.cached_tokens) == (2, 6 + 2, 4)
@@ -391,9 +394,9 @@ def test_what_is_sent_of_an_older_epoch_does_nothing() -> None:
     old = router.wave
     router.new_epoch(2)
     assert router.wave_done(1, wave=old) == []
-    assert router.tell(dm.StepDone(PipelineEpoch(1), old.wave)) == []
-    assert router.tell(dm.WaveDone(PipelineEpoch(2), WaveId(77), (), (), ())) == []
-    assert not only(dm.EmitToken, router.said)
+    assert router.tell(router_ev.StepDone(PipelineEpoch(1), old.wave)) == []
+    assert router.tell(router_ev.WaveDone(PipelineEpoch(2), WaveId(77), (), (), ())) == []
+    assert not only(router_ev.EmitToken, router.said)
 
 
 def test_after_a_break_requests_are_back_in_their_old_places() -> None:
@@ -408,10 +411,10 @@ def test_after_a_break_requests_are_back_in_their_old_places() -> None:
 def test_a_request_whose_pipeline_breaks_too_often_fails() -> None:
     router = Router(attempts_max=2)
     router.run("a")
-    assert not only(dm.Fail, router.new_epoch(2))
-    assert not only(dm.Fail, router.new_epoch(3)), "it was not granted, which is no attempt"
+    assert not only(router_ev.Fail, router.new_epoch(2))
+    assert not only(router_ev.Fail, router.new_epoch(3)), "it was not granted, which is no attempt"
     router.decide(Granted(0, NO_REUSE))
-    (fail,) = only(dm.Fail, router.new_epoch(4))
+    (fail,) = only(router_ev.Fail, router.new_epoch(4))
     assert fail.failure.kind is FailureKind.PIPELINE
     assert "link cut" in fail.failure.message
     assert router.dispatcher.idle
@@ -420,26 +423,26 @@ def test_a_request_whose_pipeline_breaks_too_often_fails() -> None:
 def test_while_the_pipeline_is_broken_nothing_is_asked_or_issued() -> None:
     router = Router()
     router.run("a", 64)
-    router.tell(dm.PipelineBroken("gone"))
+    router.tell(router_ev.PipelineBroken("gone"))
     assert router.submit("b") == []
     assert router.dispatcher.waves_in_flight == 0
     assert router.dispatcher.live_grants() == set()
-    assert [type(i) for i in router.stop("a")] == [dm.Fail]
+    assert [type(i) for i in router.stop("a")] == [router_ev.Fail]
 
 
 def test_a_wait_for_room_does_not_outlive_the_epoch() -> None:
     router = Router()
     router.submit("a")
     router.decide(Wait(S0, WaitFor.KV, 5, 300))
-    assert only(dm.SendAdmit, router.new_epoch(2)), "the stages may be new ones"
+    assert only(router_ev.SendAdmit, router.new_epoch(2)), "the stages may be new ones"
 
 
 def test_stage_0_has_at_most_one_wave_that_waits() -> None:
     router = Router()
     router.run("a", 160)
     assert router.dispatcher.waves_in_flight == 2
-    assert router.tell(dm.StepDone(PipelineEpoch(9), WaveId(1))) == []
-    (third,) = only(dm.IssueWave, router.tell(dm.StepDone(PipelineEpoch(1), WaveId(1))))
+    assert router.tell(router_ev.StepDone(PipelineEpoch(9), WaveId(1))) == []
+    (third,) = only(router_ev.IssueWave, router.tell(router_ev.StepDone(PipelineEpoch(1), WaveId(1))))
     assert third.wave == 3
 
 
@@ -459,7 +462,7 @@ def test_requests_that_wait_for_the_ledger_count_against_the_limit_of_grants() -
     router.submit("a")
     router.submit("b")
     router.submit("c")
-    (second,) = only(dm.SendAdmit, router.decide())
+    (second,) = only(router_ev.SendAdmit, router.decide())
     assert [a.context for a in second.attempts] == ["b"]
 
 
@@ -468,7 +471,7 @@ def test_a_break_before_a_filled_block_was_decoded_sends_its_key_all_the_same() 
     router.run("a", 7, 4)
     first = router.wave
     router.run("b", 160)
-    router.tell(dm.StepDone(PipelineEpoch(1), first.wave))
+    router.tell(router_ev.StepDone(PipelineEpoch(1), first.wave))
     router.wave_done(50, wave=first)
     assert not any(c.chunk.decode for c in router.wave.chunks), "stage 0 is busy, the step waits"
     router.new_epoch(2)

@@ -10,7 +10,7 @@ from wavepp.core.errors import InvariantError, PeerProtocolError
 from wavepp.core.ids import GrantId, PipelineEpoch, RoundId, StageIndex, WaveId, grant_id
 from wavepp.core.keys import Namespace, prefix_keys
 from wavepp.core.limits import KEY_BYTES
-from wavepp.core.stage import events as sm
+from wavepp.core.stage import events as stage_ev
 from wavepp.core.stage.grants import GrantState
 from wavepp.core.stage.sequencer import JOBS_AHEAD, UNSENT_MAX, Sequencer
 from wavepp.core.tokens import encode_tokens
@@ -51,24 +51,26 @@ def new_stage(
         waves_queued_max=waves_queued_max,
         validate=True,
     )
-    sequencer.handle(sm.EpochSet(EPOCH))
-    sequencer.handle(sm.LinksReady(EPOCH))
+    sequencer.handle(stage_ev.EpochSet(EPOCH))
+    sequencer.handle(stage_ev.LinksReady(EPOCH))
     return sequencer
 
 
 def ask(
     grant: GrantId, prompt: int, total: int = 0, *, endpoint: int = 0, first_block: int = 0, first: int = 0
-) -> sm.PrepareGrant:
+) -> stage_ev.PrepareGrant:
     keys = keys_of(prompt, first)
     before = keys[(first_block - 1) * KEY_BYTES : first_block * KEY_BYTES] if first_block else b""
-    return sm.PrepareGrant(
+    return stage_ev.PrepareGrant(
         grant, endpoint, prompt, total or prompt, first_block, keys[first_block * KEY_BYTES :], before, f"c{grant}"
     )
 
 
-def prepare(sequencer: Sequencer, *grants: sm.PrepareGrant, epoch: PipelineEpoch = EPOCH) -> list[sm.Answer]:
-    out = sequencer.handle(sm.PrepareArrived(RoundId(1), epoch, grants))
-    (answer,) = [i for i in out if isinstance(i, sm.AnswerPrepare)]
+def prepare(
+    sequencer: Sequencer, *grants: stage_ev.PrepareGrant, epoch: PipelineEpoch = EPOCH
+) -> list[stage_ev.Answer]:
+    out = sequencer.handle(stage_ev.PrepareArrived(RoundId(1), epoch, grants))
+    (answer,) = [i for i in out if isinstance(i, stage_ev.AnswerPrepare)]
     assert [grant for grant, _ in answer.answers] == [wanted.grant for wanted in grants]
     return [a for _, a in answer.answers]
 
@@ -92,28 +94,30 @@ def wave(
     failed: tuple[FailedGrant, ...] = (),
     ended: tuple[GrantId, ...] = (),
     epoch: PipelineEpoch = EPOCH,
-) -> sm.WaveArrived:
-    return sm.WaveArrived(epoch, WaveId(number), chunks, failed, ended, (), 0, "payload")
+) -> stage_ev.WaveArrived:
+    return stage_ev.WaveArrived(epoch, WaveId(number), chunks, failed, ended, (), 0, "payload")
 
 
-def done(number: int, *failed: tuple[GrantId, str]) -> sm.JobDone:
-    return sm.JobDone(WaveId(number), STEP, failed, f"rows {number}")
+def done(number: int, *failed: tuple[GrantId, str]) -> stage_ev.JobDone:
+    return stage_ev.JobDone(WaveId(number), STEP, failed, f"rows {number}")
 
 
-def jobs(out: list[sm.Instruction]) -> list[sm.RunJob]:
-    return [i for i in out if isinstance(i, sm.RunJob)]
+def jobs(out: list[stage_ev.Instruction]) -> list[stage_ev.RunJob]:
+    return [i for i in out if isinstance(i, stage_ev.RunJob)]
 
 
-def sent(out: list[sm.Instruction]) -> sm.SendWave:
-    (instruction,) = [i for i in out if isinstance(i, sm.SendWave)]
+def sent(out: list[stage_ev.Instruction]) -> stage_ev.SendWave:
+    (instruction,) = [i for i in out if isinstance(i, stage_ev.SendWave)]
     return instruction
 
 
-def compute(sequencer: Sequencer, number: int, *chunks: FrameChunk, ended: tuple[GrantId, ...] = ()) -> sm.SendWave:
+def compute(
+    sequencer: Sequencer, number: int, *chunks: FrameChunk, ended: tuple[GrantId, ...] = ()
+) -> stage_ev.SendWave:
     """Let a wave through, and onto the link."""
     sequencer.handle(wave(number, *chunks, ended=ended))
     out = sequencer.handle(done(number))
-    sequencer.handle(sm.WaveSent(EPOCH))
+    sequencer.handle(stage_ev.WaveSent(EPOCH))
     return sent(out)
 
 
@@ -132,7 +136,7 @@ def split(packed: bytes) -> list[bytes]:
 def test_what_follows_a_grant_without_room_is_refused_in_order() -> None:
     sequencer = new_stage(blocks=4)
     answers = prepare(sequencer, ask(g(1), 8), ask(g(2), 12), ask(g(3), 4))
-    assert answers == [Prepared(0, ()), Missing("kv", 3, 2), sm.Refused(sm.RefusalReason.ORDER)]
+    assert answers == [Prepared(0, ()), Missing("kv", 3, 2), stage_ev.Refused(stage_ev.RefusalReason.ORDER)]
     assert [r.grant for r in sequencer.grants.live()] == [g(1)]
 
 
@@ -143,7 +147,7 @@ def test_a_grant_that_never_fits_holds_nobody_up() -> None:
 
 def test_a_key_that_is_not_held_asks_for_more_and_holds_up_what_follows() -> None:
     answers = prepare(new_stage(), ask(g(1), 16, endpoint=8, first_block=2), ask(g(2), 4))
-    assert answers == [NeedKeys(), sm.Refused(sm.RefusalReason.ORDER)]
+    assert answers == [NeedKeys(), stage_ev.Refused(stage_ev.RefusalReason.ORDER)]
 
 
 def test_a_grant_that_is_asked_for_again_takes_nothing_twice() -> None:
@@ -156,52 +160,52 @@ def test_a_grant_that_is_asked_for_again_takes_nothing_twice() -> None:
 
 def test_a_round_of_another_epoch_takes_nothing() -> None:
     sequencer = new_stage()
-    assert prepare(sequencer, ask(g(1), 8), epoch=PipelineEpoch(2)) == [sm.Refused(sm.RefusalReason.EPOCH)]
-    assert prepare(sequencer, ask(g(1, epoch=2), 8)) == [sm.Refused(sm.RefusalReason.ENDED)]
+    assert prepare(sequencer, ask(g(1), 8), epoch=PipelineEpoch(2)) == [stage_ev.Refused(stage_ev.RefusalReason.EPOCH)]
+    assert prepare(sequencer, ask(g(1, epoch=2), 8)) == [stage_ev.Refused(stage_ev.RefusalReason.ENDED)]
     assert not sequencer.grants.live()
 
 
 def test_an_abort_that_overtakes_its_prepare_wins() -> None:
     sequencer = new_stage()
-    sequencer.handle(sm.AbortArrived((g(1),)))
-    assert prepare(sequencer, ask(g(1), 8)) == [sm.Refused(sm.RefusalReason.ENDED)]
+    sequencer.handle(stage_ev.AbortArrived((g(1),)))
+    assert prepare(sequencer, ask(g(1), 8)) == [stage_ev.Refused(stage_ev.RefusalReason.ENDED)]
 
 
 def test_an_abort_gives_everything_back_and_a_second_one_does_nothing() -> None:
     sequencer = new_stage()
     prepare(sequencer, ask(g(1), 8))
     for _ in range(2):
-        sequencer.handle(sm.AbortArrived((g(1),)))
+        sequencer.handle(stage_ev.AbortArrived((g(1),)))
     assert sequencer.cache.usage()["kv"].reserved == 0
 
 
-def rooms(out: list[sm.Instruction]) -> list[int]:
-    return [i.room.available["kv"] for i in out if isinstance(i, sm.ReportRoom)]
+def rooms(out: list[stage_ev.Instruction]) -> list[int]:
+    return [i.room.available["kv"] for i in out if isinstance(i, stage_ev.ReportRoom)]
 
 
 def test_room_is_told_only_to_those_who_were_refused_and_until_they_have_enough() -> None:
     sequencer = new_stage()
-    out = sequencer.handle(sm.PrepareArrived(RoundId(1), EPOCH, (ask(g(1), 20), ask(g(2), 20))))
+    out = sequencer.handle(stage_ev.PrepareArrived(RoundId(1), EPOCH, (ask(g(1), 20), ask(g(2), 20))))
     assert rooms(out) == [], "nobody waits"
     # 16 blocks of 4 tokens: 6 are free, 10 are wanted.
-    out = sequencer.handle(sm.PrepareArrived(RoundId(2), EPOCH, (ask(g(3), 40),)))
-    (answer,) = [i for i in out if isinstance(i, sm.AnswerPrepare)]
+    out = sequencer.handle(stage_ev.PrepareArrived(RoundId(2), EPOCH, (ask(g(3), 40),)))
+    (answer,) = [i for i in out if isinstance(i, stage_ev.AnswerPrepare)]
     assert isinstance(answer.answers[0][1], Missing)
     assert rooms(out) == [], "the refusal itself carries this room's number"
-    assert rooms(sequencer.handle(sm.AbortArrived((g(9),)))) == [], "nothing changed"
-    assert rooms(sequencer.handle(sm.AbortArrived((g(1),)))) == [11]
-    assert rooms(sequencer.handle(sm.AbortArrived((g(2),)))) == [], "enough was reported"
+    assert rooms(sequencer.handle(stage_ev.AbortArrived((g(9),)))) == [], "nothing changed"
+    assert rooms(sequencer.handle(stage_ev.AbortArrived((g(1),)))) == [11]
+    assert rooms(sequencer.handle(stage_ev.AbortArrived((g(2),)))) == [], "enough was reported"
 
 
 def test_room_is_told_again_and_again_while_it_is_not_enough() -> None:
     sequencer = new_stage()
     prepare(sequencer, *(ask(g(i), 20) for i in range(1, 4)))
     prepare(sequencer, ask(g(4), 60))
-    assert rooms(sequencer.handle(sm.AbortArrived((g(1),)))) == [6]
-    assert rooms(sequencer.handle(sm.AbortArrived((g(2),)))) == [11]
-    assert rooms(sequencer.handle(sm.AbortArrived((g(3),)))) == [16]
+    assert rooms(sequencer.handle(stage_ev.AbortArrived((g(1),)))) == [6]
+    assert rooms(sequencer.handle(stage_ev.AbortArrived((g(2),)))) == [11]
+    assert rooms(sequencer.handle(stage_ev.AbortArrived((g(3),)))) == [16]
     prepare(sequencer, ask(g(5), 20))
-    assert rooms(sequencer.handle(sm.AbortArrived((g(5),)))) == []
+    assert rooms(sequencer.handle(stage_ev.AbortArrived((g(5),)))) == []
 
 
 def with_cached_prompt(sequencer: Sequencer, tokens: int) -> None:
@@ -215,8 +219,13 @@ def test_after_a_step_down_the_blocks_between_are_published_under_their_keys() -
     sequencer = new_stage()
     with_cached_prompt(sequencer, 16)
     assert prepare(sequencer, ask(g(1), 20, endpoint=16, first_block=4)) == [Prepared(16, ())]
-    out = sequencer.handle(sm.LowerArrived(RoundId(1), ((g(1), 4), (g(7), 4))))
-    assert sm.AnswerLower(RoundId(1), ((g(1), Prepared(4, ())), (g(7), sm.Refused(sm.RefusalReason.ENDED)))) in out
+    out = sequencer.handle(stage_ev.LowerArrived(RoundId(1), ((g(1), 4), (g(7), 4))))
+    assert (
+        stage_ev.AnswerLower(
+            RoundId(1), ((g(1), Prepared(4, ())), (g(7), stage_ev.Refused(stage_ev.RefusalReason.ENDED)))
+        )
+        in out
+    )
     compute(sequencer, 3, chunk(g(1), 4, 16, last=True))
     assert held_keys(sequencer) == set(split(keys_of(20)))
 
@@ -225,8 +234,8 @@ def test_a_step_down_without_room_changes_nothing() -> None:
     sequencer = new_stage(blocks=6)
     with_cached_prompt(sequencer, 16)
     prepare(sequencer, ask(g(1), 17, endpoint=16, first_block=4), ask(g(2), 17, endpoint=16, first_block=4))
-    out = sequencer.handle(sm.LowerArrived(RoundId(1), ((g(1), 4),)))
-    assert next(i for i in out if isinstance(i, sm.AnswerLower)).answers == ((g(1), Missing("kv", 3, 0)),)
+    out = sequencer.handle(stage_ev.LowerArrived(RoundId(1), ((g(1), 4),)))
+    assert next(i for i in out if isinstance(i, stage_ev.AnswerLower)).answers == ((g(1), Missing("kv", 3, 0)),)
     compute(sequencer, 3, chunk(g(1), 16, 1, last=True))
     assert sequencer.grants.get(g(1)).failure == ""  # type: ignore[union-attr]
 
@@ -236,18 +245,18 @@ def test_a_step_up_or_one_that_comes_too_late_is_answered_with_what_is_held() ->
     with_cached_prompt(sequencer, 8)
     prepare(sequencer, ask(g(1), 12, endpoint=8))
     for endpoint in (8, 12):
-        out = sequencer.handle(sm.LowerArrived(RoundId(1), ((g(1), endpoint),)))
-        assert sm.AnswerLower(RoundId(1), ((g(1), Prepared(8, ())),)) in out
+        out = sequencer.handle(stage_ev.LowerArrived(RoundId(1), ((g(1), endpoint),)))
+        assert stage_ev.AnswerLower(RoundId(1), ((g(1), Prepared(8, ())),)) in out
     sequencer.handle(wave(3, chunk(g(1), 8, 4, last=True)))
-    out = sequencer.handle(sm.LowerArrived(RoundId(1), ((g(1), 4),)))
-    assert sm.AnswerLower(RoundId(1), ((g(1), Prepared(8, ())),)) in out
+    out = sequencer.handle(stage_ev.LowerArrived(RoundId(1), ((g(1), 4),)))
+    assert stage_ev.AnswerLower(RoundId(1), ((g(1), Prepared(8, ())),)) in out
 
 
 def test_a_directory_that_knows_nothing_of_a_grant_ends_it_unless_a_wave_has_named_it() -> None:
     sequencer = new_stage()
     prepare(sequencer, ask(g(1), 4), ask(g(2), 4), ask(g(3), 4))
     sequencer.handle(wave(1, chunk(g(3), 0, 4, last=True)))
-    sequencer.handle(sm.DirectoryConnected(frozenset((g(2),))))
+    sequencer.handle(stage_ev.DirectoryConnected(frozenset((g(2),))))
     assert [r.grant for r in sequencer.grants.live()] == [g(2), g(3)]
 
 
@@ -338,18 +347,18 @@ def test_only_the_last_stage_samples() -> None:
 def test_a_lone_stage_reports_its_step_and_the_wave() -> None:
     sequencer = new_stage(0, 1)
     sequencer.handle(wave(1))
-    out = sequencer.handle(sm.JobDone(WaveId(1), STEP, (), None, ("sample",)))
-    assert sm.ReportStep(EPOCH, WaveId(1), STEP) in out
-    assert sm.ReportWave(EPOCH, WaveId(1), (), (STEP,), ("sample",)) in out
+    out = sequencer.handle(stage_ev.JobDone(WaveId(1), STEP, (), None, ("sample",)))
+    assert stage_ev.ReportStep(EPOCH, WaveId(1), STEP) in out
+    assert stage_ev.ReportWave(EPOCH, WaveId(1), (), (STEP,), ("sample",)) in out
 
 
 def test_a_middle_stage_adds_its_step_and_reports_nothing() -> None:
     sequencer = new_stage(1, 3)
     earlier = StepTime(StageIndex(0), 0, 9, 0, 1)
-    sequencer.handle(sm.WaveArrived(EPOCH, WaveId(1), (), (), (), (earlier,), 7, None))
+    sequencer.handle(stage_ev.WaveArrived(EPOCH, WaveId(1), (), (), (), (earlier,), 7, None))
     out = sequencer.handle(done(1))
     assert (sent(out).steps, sent(out).issued_ns, sent(out).output) == ((earlier, STEP), 7, "rows 1")
-    assert not [i for i in out if isinstance(i, sm.ReportStep | sm.ReportWave)]
+    assert not [i for i in out if isinstance(i, stage_ev.ReportStep | stage_ev.ReportWave)]
 
 
 def test_a_stage_whose_next_one_is_slow_waits_and_goes_on_when_the_link_took_a_wave() -> None:
@@ -359,8 +368,8 @@ def test_a_stage_whose_next_one_is_slow_waits_and_goes_on_when_the_link_took_a_w
     assert UNSENT_MAX == 2
     assert [j.wave for j in jobs(sequencer.handle(done(1)))] == [3]
     assert not jobs(sequencer.handle(done(2)))
-    assert not jobs(sequencer.handle(sm.WaveSent(PipelineEpoch(0)))), "word of an older epoch frees nothing"
-    assert [j.wave for j in jobs(sequencer.handle(sm.WaveSent(EPOCH)))] == [4]
+    assert not jobs(sequencer.handle(stage_ev.WaveSent(PipelineEpoch(0)))), "word of an older epoch frees nothing"
+    assert [j.wave for j in jobs(sequencer.handle(stage_ev.WaveSent(EPOCH)))] == [4]
 
 
 def test_the_last_stage_never_waits_for_a_link() -> None:
@@ -423,7 +432,7 @@ def test_a_chunk_of_no_grant_fails_alone(end_first: bool, reason: str) -> None:
     sequencer = new_stage()
     if end_first:
         prepare(sequencer, ask(g(1), 4))
-        sequencer.handle(sm.AbortArrived((g(1),)))
+        sequencer.handle(stage_ev.AbortArrived((g(1),)))
     assert compute(sequencer, 1, chunk(g(1), 0, 4)).failed == (FailedGrant(g(1), StageIndex(0), reason),)
 
 
@@ -474,13 +483,13 @@ def test_an_abort_does_not_end_a_grant_whose_wave_waits_here() -> None:
     for n in (1, 2):
         sequencer.handle(wave(n))
     sequencer.handle(wave(3, chunk(g(1), 0, 4, last=True)))
-    sequencer.handle(sm.AbortArrived((g(1),)))
+    sequencer.handle(stage_ev.AbortArrived((g(1),)))
     record = sequencer.grants.get(g(1))
     assert record is not None
     assert record.state is GrantState.RUNNING
     sequencer.handle(done(1))
     sequencer.handle(done(2))
-    sequencer.handle(sm.WaveSent(EPOCH))
+    sequencer.handle(stage_ev.WaveSent(EPOCH))
     assert sent(sequencer.handle(done(3))).failed == ()
 
 
@@ -510,8 +519,8 @@ def test_a_decode_step_without_the_key_that_it_needs_fails_its_grant() -> None:
 # ---- epochs ----
 
 
-def acks(out: list[sm.Instruction]) -> list[PipelineEpoch]:
-    return [i.epoch for i in out if isinstance(i, sm.AckEpoch)]
+def acks(out: list[stage_ev.Instruction]) -> list[PipelineEpoch]:
+    return [i.epoch for i in out if isinstance(i, stage_ev.AckEpoch)]
 
 
 def test_a_new_epoch_ends_every_grant_and_drops_the_queue() -> None:
@@ -520,11 +529,11 @@ def test_a_new_epoch_ends_every_grant_and_drops_the_queue() -> None:
     sequencer.handle(wave(1, chunk(g(1), 0, 4, last=True)))
     sequencer.handle(wave(2))
     sequencer.handle(wave(3))
-    sequencer.handle(sm.EpochSet(PipelineEpoch(2)))
+    sequencer.handle(stage_ev.EpochSet(PipelineEpoch(2)))
     assert not sequencer.grants.live()
     assert sequencer.waves_queued == JOBS_AHEAD, "what the executor has cannot be taken back"
     assert not jobs(sequencer.handle(done(1)))
-    assert not [i for i in sequencer.handle(done(2)) if isinstance(i, sm.SendWave)]
+    assert not [i for i in sequencer.handle(done(2)) if isinstance(i, stage_ev.SendWave)]
     assert held_keys(sequencer) == set()
 
 
@@ -532,35 +541,35 @@ def test_an_epoch_is_acknowledged_when_older_jobs_are_done_and_the_links_are_up(
     sequencer = new_stage()
     sequencer.handle(wave(1))
     epoch = PipelineEpoch(2)
-    assert not acks(sequencer.handle(sm.EpochSet(epoch)))
-    assert not acks(sequencer.handle(sm.LinksReady(epoch)))
-    assert not acks(sequencer.handle(sm.LinksReady(EPOCH))), "late word of the links before"
+    assert not acks(sequencer.handle(stage_ev.EpochSet(epoch)))
+    assert not acks(sequencer.handle(stage_ev.LinksReady(epoch)))
+    assert not acks(sequencer.handle(stage_ev.LinksReady(EPOCH))), "late word of the links before"
     assert acks(sequencer.handle(done(1))) == [epoch]
-    assert not acks(sequencer.handle(sm.AbortArrived(()))), "once"
+    assert not acks(sequencer.handle(stage_ev.AbortArrived(()))), "once"
 
 
 def test_the_links_of_an_older_epoch_do_not_count() -> None:
     sequencer = new_stage()
-    sequencer.handle(sm.EpochSet(PipelineEpoch(2)))
-    assert not acks(sequencer.handle(sm.LinksReady(EPOCH)))
-    assert acks(sequencer.handle(sm.LinksReady(PipelineEpoch(2)))) == [2]
+    sequencer.handle(stage_ev.EpochSet(PipelineEpoch(2)))
+    assert not acks(sequencer.handle(stage_ev.LinksReady(EPOCH)))
+    assert acks(sequencer.handle(stage_ev.LinksReady(PipelineEpoch(2)))) == [2]
 
 
 def test_an_epoch_that_is_set_again_is_acknowledged_again_and_changes_nothing() -> None:
     sequencer = new_stage()
     prepare(sequencer, ask(g(1), 4))
-    assert acks(sequencer.handle(sm.EpochSet(EPOCH))) == [EPOCH]
+    assert acks(sequencer.handle(stage_ev.EpochSet(EPOCH))) == [EPOCH]
     assert [r.grant for r in sequencer.grants.live()] == [g(1)]
 
 
 def test_waves_of_another_epoch_never_run() -> None:
     sequencer = new_stage()
-    sequencer.handle(sm.EpochSet(PipelineEpoch(2)))
+    sequencer.handle(stage_ev.EpochSet(PipelineEpoch(2)))
     assert not jobs(sequencer.handle(wave(1)))
     with pytest.raises(PeerProtocolError):
         sequencer.handle(wave(1, epoch=PipelineEpoch(3)))
     with pytest.raises(PeerProtocolError):
-        sequencer.handle(sm.EpochSet(EPOCH))
+        sequencer.handle(stage_ev.EpochSet(EPOCH))
     assert [j.wave for j in jobs(sequencer.handle(wave(7, epoch=PipelineEpoch(2))))] == [7]
 
 
@@ -570,7 +579,7 @@ def test_waves_that_the_old_link_never_took_do_not_hold_up_the_new_epoch() -> No
         sequencer.handle(wave(n))
         sequencer.handle(done(n))
     assert not jobs(sequencer.handle(wave(3))), "the link is slow"
-    sequencer.handle(sm.EpochSet(PipelineEpoch(2)))
+    sequencer.handle(stage_ev.EpochSet(PipelineEpoch(2)))
     assert jobs(sequencer.handle(wave(4, epoch=PipelineEpoch(2))))
 
 
@@ -578,9 +587,9 @@ def test_a_stage_that_lost_its_lease_ends_everything_and_is_silent_until_the_nex
     sequencer = new_stage(0, 1)
     prepare(sequencer, ask(g(1), 8))
     sequencer.handle(wave(1, chunk(g(1), 0, 4)))
-    sequencer.handle(sm.LeaseLost())
+    sequencer.handle(stage_ev.LeaseLost())
     assert not sequencer.grants.live()
     out = [*sequencer.handle(done(1)), *sequencer.handle(wave(2))]
-    assert not [i for i in out if isinstance(i, sm.ReportWave | sm.ReportStep | sm.RunJob)]
-    sequencer.handle(sm.EpochSet(PipelineEpoch(2)))
+    assert not [i for i in out if isinstance(i, stage_ev.ReportWave | stage_ev.ReportStep | stage_ev.RunJob)]
+    sequencer.handle(stage_ev.EpochSet(PipelineEpoch(2)))
     assert jobs(sequencer.handle(wave(3, epoch=PipelineEpoch(2))))

@@ -1,4 +1,4 @@
-"""`wavepp up`: a whole mesh on this machine, supervised until it is told to stop."""
+"""`wavepp up`: a whole mesh on this machine, supervised until it is to stop."""
 
 from __future__ import annotations
 

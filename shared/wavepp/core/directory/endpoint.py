@@ -85,7 +85,7 @@ def agree(offers: Sequence[StageOffer], alignment_tokens: int) -> Agreement:
 
 
 def explain(hint: ReuseHint, agreement: Agreement, prompt_tokens: int) -> ReuseExplanation:
-    """What the user is told: the hint's figures, then what the leases gave.
+    """What the user hears: the hint's figures, then what the leases gave.
 
     The limiting stage is the one that lost most recently: the leases' when they gave less than the hint, else
     the hint's.

@@ -104,7 +104,7 @@ class EpochMoved:
 class StageConnected:
     """The rounds stream to a stage is up; `incarnation` tells whether its cache is the one we knew.
 
-    `known`: the grants that it was told to keep, as they were when the stream was opened.
+    `known`: the grants that it was to keep, as they were when the stream was opened.
     """
 
     stage: StageIndex
