@@ -73,6 +73,9 @@ class StreamDecoder:
     """Text of a growing list of tokens, in pieces that never split a character.
 
     The pieces together are what `TextCodec.decode` gives for all tokens, without an unfinished character at the end.
+    The library's own `DecodeStream` would do, but for tokens that give no text: it decodes all of them again at every
+    step, and once a run of bytes is broken it raises at every step that follows.
+
     One exception: a byte-fallback decoder makes a whole run of bytes unreadable when the run ends up broken, and
     characters of the run that were given out by then stay so.
     """
