@@ -17,8 +17,8 @@ from perf.machine import LoadWatch, cpu_s
 from perf.report import Cell, Goal, finish, table
 from perf.stats import percentile
 
-from wavepp.core.directory.endpoint import endpoint_max
 from wavepp.core.directory.hints import HintIndex
+from wavepp.core.directory.reuse_endpoint import endpoint_max
 from wavepp.core.ids import GrantId, PipelineEpoch, StageIndex, WaveId
 from wavepp.core.keys import Namespace, prefix_keys
 from wavepp.core.limits import KEY_BYTES

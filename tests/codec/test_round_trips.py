@@ -27,7 +27,7 @@ from wavepp.core.cache.types import (
     Room,
 )
 from wavepp.core.directory import events as directory_ev
-from wavepp.core.directory.endpoint import ReuseExplanation
+from wavepp.core.directory.reuse_endpoint import ReuseExplanation
 from wavepp.core.errors import InvariantError, PeerProtocolError
 from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, RequestId, RoundId, StageIndex, WaveId
 from wavepp.core.limits import CHUNK_KEYS_MAX, KEY_BYTES, ROUND_ATTEMPTS_MAX, TOKEN_BYTES, WAVE_REQUESTS_MAX

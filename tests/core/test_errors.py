@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from wavepp.core.errors import InvalidInputError, TransitionError, WaveppError
-from wavepp.core.router.queue import QueueFullError
+from wavepp.core.router.admission_queue import QueueFullError
 from wavepp.sim.trace import TraceError
 
 ERRORS = [

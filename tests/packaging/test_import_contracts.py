@@ -22,7 +22,7 @@ REFUSED = [
     ("services use shared code, shared code uses the core, never the other way", "core.keys", "infra.rpc"),
     ("services use shared code, shared code uses the core, never the other way", "codec.rounds", "infra.rpc"),
     ("services use shared code, shared code uses the core, never the other way", "profiles.profile", "sim.advice"),
-    ("the core's parts import downwards only", "core.directory.ledger", "core.router.queue"),
+    ("the core's parts import downwards only", "core.directory.ledger", "core.router.admission_queue"),
     ("the core's parts import downwards only", "core.stage.grants", "core.directory.events"),
     ("the core's parts import downwards only", "core.cache.types", "core.stage.events"),
     ("the core's parts import downwards only", "core.wire.types", "core.cache.types"),

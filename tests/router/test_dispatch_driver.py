@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.directory.events import Granted
+from wavepp.core.directory.reuse_endpoint import ReuseExplanation
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId
 from wavepp.core.keys import Namespace, prefix_keys, root_key
 from wavepp.core.router import events as router_ev

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from wavepp.core.directory.endpoint import ReuseExplanation
+from wavepp.core.directory.reuse_endpoint import ReuseExplanation
 from wavepp.core.ids import RequestId
 from wavepp.core.limits import REQUEST_ID_BYTES_MAX
 from wavepp.core.router.requests import FinishReason, RequestOutcome, Times

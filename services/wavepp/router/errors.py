@@ -7,8 +7,8 @@ from typing import Final
 import grpc
 
 from wavepp.core.errors import WaveppError
+from wavepp.core.router.admission_queue import QueueFullError
 from wavepp.core.router.dispatcher import DuplicateRequestError
-from wavepp.core.router.queue import QueueFullError
 from wavepp.core.router.requests import Failure, FailureKind
 from wavepp.infra.rpc_errors import ErrorStatus, ErrorTable
 

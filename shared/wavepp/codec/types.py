@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from wavepp.core.cache.types import Room
-from wavepp.core.directory.endpoint import ReuseExplanation
+from wavepp.core.directory.reuse_endpoint import ReuseExplanation
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import GrantId, StageIndex
 from wavepp.core.waves.types import StepTime

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wavepp.core.directory import events as directory_ev
-from wavepp.core.directory.endpoint import ReuseExplanation
+from wavepp.core.directory.reuse_endpoint import ReuseExplanation
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, RequestId
 from wavepp.core.limits import TOKEN_BYTES

@@ -10,7 +10,7 @@ from wavepp.core.cache.types import Room
 from wavepp.core.directory.events import Wait, WaitFor
 from wavepp.core.ids import PrefixKey, RequestId
 from wavepp.core.limits import ROUND_ATTEMPTS_MAX, ROUND_KEYS_BYTES_MAX
-from wavepp.core.router.queue import AdmissionQueue, QueueFullError
+from wavepp.core.router.admission_queue import AdmissionQueue, QueueFullError
 from wavepp.core.router.requests import NewRequest, RequestRecord, Times
 
 

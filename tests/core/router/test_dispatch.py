@@ -7,11 +7,12 @@ from typing import TypeVar
 import pytest
 
 from wavepp.core.cache.types import Room
-from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.directory.events import Granted, NeverFits, Verdict, Void, VoidReason, Wait, WaitFor
+from wavepp.core.directory.reuse_endpoint import ReuseExplanation
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, StageIndex, WaveId, epoch_of
 from wavepp.core.keys import Namespace, prefix_keys, root_key
 from wavepp.core.router import events as router_ev
+from wavepp.core.router.admission_queue import QueueFullError
 from wavepp.core.router.dispatcher import (
     BATCHES_MAX,
     DIRECTORY_RETRY_MS,
@@ -19,7 +20,6 @@ from wavepp.core.router.dispatcher import (
     DispatchLimits,
     DuplicateRequestError,
 )
-from wavepp.core.router.queue import QueueFullError
 from wavepp.core.router.requests import FailureKind, NewRequest
 from wavepp.core.tokens import decode_tokens, encode_tokens
 from wavepp.core.waves.planner import WavePlanner

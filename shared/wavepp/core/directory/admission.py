@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from wavepp.core.cache.types import NeedKeys, Prepared
 from wavepp.core.directory.attempts import AttemptEvent, AttemptRecord
-from wavepp.core.directory.endpoint import endpoint_max
 from wavepp.core.directory.events import (
     Admit,
     AskDump,
@@ -43,6 +42,7 @@ from wavepp.core.directory.events import (
 from wavepp.core.directory.hint_sync import HintSync
 from wavepp.core.directory.hints import HintIndex
 from wavepp.core.directory.ledger import Ledger
+from wavepp.core.directory.reuse_endpoint import endpoint_max
 from wavepp.core.directory.rounds import Round
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, RoundId, StageIndex

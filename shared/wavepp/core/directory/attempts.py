@@ -10,9 +10,9 @@ from enum import Enum
 from typing import Final
 
 from wavepp.core.cache.types import Missing, Never, Prepared
-from wavepp.core.directory.endpoint import Agreement, StageOffer, agree, explain
 from wavepp.core.directory.events import Attempt, Granted, NeverFits, Verdict, Void, VoidReason, Wait, WaitFor
 from wavepp.core.directory.hints import ReuseHint
+from wavepp.core.directory.reuse_endpoint import Agreement, StageOffer, agree, explain
 from wavepp.core.errors import InvariantError, TransitionError
 from wavepp.core.ids import GrantId, StageIndex
 from wavepp.core.keys import key_at

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from wavepp.core.cache.types import CacheChange
-from wavepp.core.directory.endpoint import ReuseExplanation
+from wavepp.core.directory.reuse_endpoint import ReuseExplanation
 from wavepp.core.ids import GrantId, PipelineEpoch, RoundId, StageIndex
 from wavepp.core.stage.events import Answer, PrepareGrant
 

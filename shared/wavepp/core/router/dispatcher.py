@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.directory.events import Attempt, Granted, NeverFits, Verdict, Void, Wait, WaitFor
+from wavepp.core.directory.reuse_endpoint import ReuseExplanation
 from wavepp.core.errors import InvariantError, WaveppError
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, WaveId, grant_id
 from wavepp.core.limits import KEY_BYTES, ROUND_ATTEMPTS_MAX, TOKEN_BYTES
+from wavepp.core.router.admission_queue import AdmissionQueue
 from wavepp.core.router.events import (
     Decided,
     DirectoryChanged,
@@ -39,7 +40,6 @@ from wavepp.core.router.events import (
     Submit,
     WaveDone,
 )
-from wavepp.core.router.queue import AdmissionQueue
 from wavepp.core.router.requests import (
     Failure,
     FailureKind,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Final
 
-from wavepp.core.directory.endpoint import ReuseExplanation
 from wavepp.core.directory.events import WaitFor
+from wavepp.core.directory.reuse_endpoint import ReuseExplanation
 from wavepp.core.errors import TransitionError
 from wavepp.core.ids import GrantId, PrefixKey, RequestId, StageIndex
 from wavepp.core.keys import extend_keys, key_at

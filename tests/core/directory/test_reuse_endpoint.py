@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavepp.core.directory.endpoint import Agreement, StageOffer, agree, endpoint_max, explain
 from wavepp.core.directory.hints import ReuseHint
+from wavepp.core.directory.reuse_endpoint import Agreement, StageOffer, agree, endpoint_max, explain
 from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import StageIndex
 
