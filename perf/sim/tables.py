@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
-POLICIES = ("static", "mpu", "cost", "lockstep")
+from wavepp.sim.experiment import SimPolicy
+
+POLICIES = get_args(SimPolicy)
 
 
 def table(cells: list[dict[str, Any]], stages: int) -> str:

@@ -350,13 +350,25 @@ def test_decisions_and_answers_without_content_are_refused() -> None:
         rounds.decode_answers(StageIndex(0), empty, lowered=False)
 
 
-@pytest.mark.parametrize(
-    "decision",
-    [
-        directory_pb2.Decision(wait=directory_pb2.Wait(pool="seats")),
-        directory_pb2.Decision(void=directory_pb2.Void(reason="mood")),
-    ],
-)
+def test_reasons_that_only_another_release_knows_end_their_attempt_alone() -> None:
+    refused = stage_pb2.GrantAnswer(grant=1, refused=stage_pb2.Refused(reason="mood"))
+    prepared = stage_pb2.GrantAnswer(grant=2, prepared=stage_pb2.Prepared(endpoint_tokens=64))
+    answer = stage_pb2.PrepareAnswer(grants=[refused, prepared])
+    heard = rounds.decode_answers(StageIndex(0), answer, lowered=False)
+    assert heard.answers[0][1] == stage_ev.Refused(stage_ev.RefusalReason.OTHER)
+    assert heard.answers[1][1] == Prepared(64, ())
+    void = directory_pb2.Decision(grant=1, void=directory_pb2.Void(reason="mood"))
+    ((_, verdict),) = admission.decode_decisions(directory_pb2.Decisions(decisions=[void])).decisions
+    assert verdict == directory_ev.Void(directory_ev.VoidReason.OTHER)
+
+
+def test_words_that_one_side_passes_on_are_words_of_the_other() -> None:
+    assert {*POOLS, PINS} < {*directory_ev.WaitFor}
+    assert {*stage_ev.RefusalReason} - {stage_ev.RefusalReason.ORDER} < {*directory_ev.VoidReason}
+    assert stage_ev.RefusalReason.ORDER in {*directory_ev.WaitFor}
+
+
+@pytest.mark.parametrize("decision", [directory_pb2.Decision(wait=directory_pb2.Wait(pool="seats"))])
 def test_a_decision_that_is_unknown_here_is_refused(decision: directory_pb2.Decision) -> None:
     with pytest.raises(PeerProtocolError, match="run the same release everywhere"):
         admission.decode_decisions(directory_pb2.Decisions(decisions=[decision]))
@@ -365,7 +377,6 @@ def test_a_decision_that_is_unknown_here_is_refused(decision: directory_pb2.Deci
 @pytest.mark.parametrize(
     "answer",
     [
-        stage_pb2.GrantAnswer(refused=stage_pb2.Refused(reason="mood")),
         stage_pb2.GrantAnswer(missing=stage_pb2.Missing(pool="seats")),
         stage_pb2.GrantAnswer(missing=stage_pb2.Missing(pool="order")),
     ],

@@ -29,8 +29,8 @@ class Door:
     """A servicer whose validator takes a while: `meanwhile` happens in it."""
 
     def __init__(self) -> None:
-        self.engines: list[Any] = [object()]
-        leadership = SimpleNamespace(require_validator=lambda: (self, self.engines[-1]))
+        self.drivers: list[Any] = [object()]
+        leadership = SimpleNamespace(require_validator=lambda: (self, self.drivers[-1]))
         tracing = Tracing(setup_telemetry("test", TracingOptions()))
         self.servicer = PrefillServicer(cast(Leadership, leadership), tracing)
         self.meanwhile = self.servicer.drain
@@ -45,8 +45,8 @@ async def test_a_request_that_is_read_when_the_router_begins_to_stop_is_refused(
         await door.servicer.Prefill(prefill_pb2.PrefillRequest(), cast(Any, Context()))
 
 
-async def test_a_request_that_is_read_when_the_stages_are_replaced_does_not_go_to_the_old_engine() -> None:
+async def test_a_request_that_is_read_when_the_stages_are_replaced_does_not_go_to_the_old_driver() -> None:
     door = Door()
-    door.meanwhile = lambda: door.engines.append(object())
+    door.meanwhile = lambda: door.drivers.append(object())
     with pytest.raises(NotServingError, match="replaced"):
         await door.servicer.Prefill(prefill_pb2.PrefillRequest(), cast(Any, Context()))

@@ -16,7 +16,7 @@ from wavepp.infra.registration import StageRegistration
 from wavepp.infra.tasks import TaskOwner
 from wavepp.router.admin import AdminServicer
 from wavepp.router.config import RouterConfig
-from wavepp.router.leadership import Leadership, endpoint_alignment, served_model, wave_tokens_min
+from wavepp.router.leadership import Leadership, endpoint_alignment, planner_config, served_model, wave_tokens_min
 from wavepp.v1 import prefill_pb2
 
 
@@ -95,21 +95,21 @@ def register(leadership: Leadership, *stages: StageRegistration) -> None:
     leadership.stages_changed({s.stage: s for s in stages})
 
 
-async def test_a_router_that_is_elected_while_a_stage_is_away_leads_all_stages(leadership: Leadership) -> None:
+async def test_a_router_that_is_elected_while_a_stage_is_missing_leads_all_stages(leadership: Leadership) -> None:
     register(leadership, stage(0))
     leadership.lead(Fence("leader", 7))
     assert leadership.pipeline is not None
     assert leadership.pipeline.keeper.missing == (StageIndex(0), StageIndex(1))
 
 
-async def test_stages_that_come_back_as_they_were_find_the_same_engine(leadership: Leadership) -> None:
+async def test_stages_that_come_back_as_they_were_find_the_same_driver(leadership: Leadership) -> None:
     driver = leadership.driver
     register(leadership, stage(0))
     register(leadership, stage(0, incarnation="other"), stage(1))
     assert leadership.driver is driver
 
 
-async def test_stages_of_another_shape_get_a_new_engine_and_pipeline(leadership: Leadership) -> None:
+async def test_stages_of_another_shape_get_a_new_driver_and_pipeline(leadership: Leadership) -> None:
     leadership.lead(Fence("leader", 7))
     driver, pipeline = leadership.driver, leadership.pipeline
     changes: dict[str, object] = {"stages": 3, "layers_total": 3, "block_tokens": 64, "alignment_tokens": 64}
@@ -137,9 +137,6 @@ async def test_the_status_names_a_stage_that_goes_while_it_is_asked(
 
 
 @pytest.mark.parametrize(("wanted", "stages_take", "expected"), [(4, 8, 4), (128, 8, 8)])
-async def test_a_wave_has_no_more_requests_than_the_stages_take(wanted: int, stages_take: int, expected: int) -> None:
-    async with TaskOwner(asyncio.Event()) as tasks:
-        made = Leadership(config(wave_requests_max=wanted), cast(EtcdClient, None), None, tasks)
-        register(made, *(stage(i, wave_requests_max=stages_take) for i in range(2)))
-    assert made.driver is not None
-    assert made.driver.dispatcher._planner._config.wave_requests_max == expected
+def test_a_wave_has_no_more_requests_than_the_stages_take(wanted: int, stages_take: int, expected: int) -> None:
+    stages = [stage(i, wave_requests_max=stages_take) for i in range(2)]
+    assert planner_config(config(wave_requests_max=wanted), stages).wave_requests_max == expected

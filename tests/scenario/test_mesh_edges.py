@@ -127,7 +127,7 @@ def test_output_that_is_not_finite_on_any_stage_fails_its_request_and_leaves_no_
     mesh.check_nothing_left()
 
 
-def test_while_etcd_is_away_running_work_finishes_and_new_grants_wait() -> None:
+def test_while_etcd_is_unavailable_running_work_finishes_and_new_grants_wait() -> None:
     mesh = SimMesh(SMALL, seed=5)
     mesh.submit("running", prompt_of(30), output_tokens_max=6)
     mesh.run(until=lambda: mesh.dispatcher.running == 1)

@@ -18,7 +18,7 @@ from wavepp.infra.etcd.session import Session
 from wavepp.infra.etcd.types import Fence
 from wavepp.infra.metrics import Metrics
 from wavepp.infra.outbox import Outbox
-from wavepp.infra.registration import StageRegistration
+from wavepp.infra.registration import StageRegistration, in_order
 from wavepp.infra.registry import watch_registrations
 from wavepp.infra.tasks import TaskOwner
 from wavepp.v1 import directory_pb2, prefill_pb2
@@ -62,7 +62,7 @@ class Leadership:
     async def until_ready(self, session: Session) -> None:
         """A directory may lead before there are stages."""
 
-    async def begin(self, session: Session, fence: Fence) -> None:
+    async def begin(self, fence: Fence) -> None:
         """This directory leads; what it is to go on with, the ledger says. Raises EtcdError."""
         self._records = await self._load_records()
         self._fence = fence
@@ -112,7 +112,7 @@ class Leadership:
     def _refresh_admission(self) -> None:
         """Make or adapt the admission for the stages that are registered now."""
         stages = self._stages
-        complete = bool(stages) and sorted(stages) == list(range(next(iter(stages.values())).stages))
+        complete = in_order(stages) is not None
         if self._admission is not None and complete and self._admission.fits(stages):
             self._admission.stages_changed(stages)
         elif complete and self._fence is not None:

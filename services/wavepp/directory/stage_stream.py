@@ -41,6 +41,7 @@ class StageStream:
         self._stream: ReconnectingStream[stage_pb2.RoundsCommand, stage_pb2.RoundsEvent] = ReconnectingStream(
             registration.address,
             f"stage {self.stage}",
+            "rounds",
             self,
             call=_call,
             commands_max=COMMANDS_MAX,
@@ -52,7 +53,7 @@ class StageStream:
         self._stream.send(command)
 
     async def run(self) -> NoReturn:
-        """Keep the stream for ever; a task of the process."""
+        """Keep the stream until it is cancelled."""
         await self._stream.run()
 
     # ---- StreamOwner ----

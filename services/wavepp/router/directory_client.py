@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, NoReturn
 
@@ -17,6 +18,8 @@ from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.infra.etcd.watch import Delete, Put, Reset, snapshot_watch
 from wavepp.infra.reconnect import ReconnectingStream
 from wavepp.v1 import directory_pb2, directory_pb2_grpc
+
+_log = logging.getLogger(__name__)
 
 COMMANDS_MAX: Final = 16_384
 CONNECT_TIMEOUT_S: Final = 3.0
@@ -57,15 +60,19 @@ class DirectoryClient:
                 match event:
                     case Reset():
                         found = [i.value.decode() for i in event.items if i.key == self._keys.directory]
-                        self.address = found[0] if found else ""
+                        self.moved_to(found[0] if found else "")
                     case Put() if event.item.key == self._keys.directory:
-                        self.address = event.item.value.decode()
+                        self.moved_to(event.item.value.decode())
                     case Delete() if event.key == self._keys.directory:
-                        self.address = ""
-                self._moved.set()
+                        self.moved_to("")
+
+    def moved_to(self, address: str) -> None:
+        """The directory at this address leads; empty: none does."""
+        self.address = address
+        self._moved.set()
 
     async def run(self) -> NoReturn:
-        """Keep a stream to whoever leads, for ever; a task of the leadership."""
+        """Keep a stream to whoever leads, until it is cancelled."""
         while True:
             address = self.address
             if address:
@@ -77,10 +84,16 @@ class DirectoryClient:
 
     async def _while_leading(self, address: str) -> None:
         """Not beyond the leadership of that directory: one that hangs keeps its stream open."""
-        self._stream = _Stream(
-            address, "directory", self, call=_call, commands_max=COMMANDS_MAX, connect_timeout_s=CONNECT_TIMEOUT_S
+        stream = self._stream = _Stream(
+            address,
+            "directory",
+            "admission",
+            self,
+            call=_call,
+            commands_max=COMMANDS_MAX,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
         )
-        talking = asyncio.create_task(self._stream.run(), name="directory-stream")
+        talking = asyncio.create_task(stream.run(), name="directory-stream")
         try:
             while self.address == address and not talking.done():
                 self._moved.clear()
@@ -91,10 +104,13 @@ class DirectoryClient:
                     moved.cancel()
             if talking.done():
                 talking.result()
+            _log.info("directory at %s does not lead any more", address)
         finally:
             talking.cancel()
             await asyncio.gather(talking, return_exceptions=True)
-            self._stream = None
+            # Another run may have begun meanwhile, with a stream of its own.
+            if self._stream is stream:
+                self._stream = None
 
     # ---- StreamOwner ----
 

@@ -22,7 +22,7 @@ from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.infra.etcd.session import Session
 from wavepp.infra.etcd.types import Fence
-from wavepp.infra.registration import RegistrationError, StageRegistration, check_pipeline
+from wavepp.infra.registration import RegistrationError, StageRegistration, check_pipeline, in_order
 from wavepp.infra.registry import watch_registrations
 from wavepp.infra.tasks import TaskOwner
 from wavepp.router.config import RouterConfig
@@ -95,9 +95,9 @@ class Leadership:
             self.pipeline.stages_changed(stages)
 
     def _check_complete(self, stages: dict[int, StageRegistration]) -> None:
-        if not stages or sorted(stages) != list(range(next(iter(stages.values())).stages)):
+        ordered = in_order(stages)
+        if ordered is None:
             return
-        ordered = [stages[i] for i in range(len(stages))]
         try:
             check_pipeline(ordered)
         except RegistrationError as error:
@@ -126,16 +126,7 @@ class Leadership:
     def _new_driver(self, stages: list[StageRegistration]) -> DispatchDriver:
         config, first = self.config, stages[0]
         planner = WavePlanner(
-            PlannerConfig(
-                stages=len(stages),
-                wave_tokens_max=first.wave_tokens_max,
-                wave_tokens_min=wave_tokens_min(config, stages),
-                block_tokens=first.block_tokens,
-                alignment_tokens=math.lcm(*(s.alignment_tokens for s in stages)),
-                # The stages have room for no more rows than that.
-                wave_requests_max=min(config.wave_requests_max, first.wave_requests_max),
-                fixed_grid=config.chunk_grid == "fixed",
-            ),
+            planner_config(config, stages),
             make_policy(
                 config.policy,
                 stages=len(stages),
@@ -164,7 +155,7 @@ class Leadership:
         self._session = session
         await self._complete.wait()
 
-    async def begin(self, session: Session, fence: Fence) -> None:
+    async def begin(self, fence: Fence) -> None:
         """This router leads."""
         self.lead(fence)
 
@@ -259,6 +250,21 @@ def endpoint_alignment(config: RouterConfig, stages: list[StageRegistration]) ->
     """
     own = math.lcm(*(s.alignment_tokens for s in stages))
     return math.lcm(own, stages[0].wave_tokens_max) if config.chunk_grid == "fixed" else own
+
+
+def planner_config(config: RouterConfig, stages: list[StageRegistration]) -> PlannerConfig:
+    """What bounds a wave: what the configuration says, and what the stages have room for."""
+    first = stages[0]
+    return PlannerConfig(
+        stages=len(stages),
+        wave_tokens_max=first.wave_tokens_max,
+        wave_tokens_min=wave_tokens_min(config, stages),
+        block_tokens=first.block_tokens,
+        alignment_tokens=math.lcm(*(s.alignment_tokens for s in stages)),
+        # The stages have room for no more rows than that.
+        wave_requests_max=min(config.wave_requests_max, first.wave_requests_max),
+        fixed_grid=config.chunk_grid == "fixed",
+    )
 
 
 def wave_tokens_min(config: RouterConfig, stages: list[StageRegistration]) -> int:

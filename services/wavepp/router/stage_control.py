@@ -38,6 +38,7 @@ class StageControl:
         self._stream: ReconnectingStream[stage_pb2.ControlCommand, stage_pb2.ControlEvent] = ReconnectingStream(
             registration.address,
             f"stage {self.stage}",
+            "control",
             self,
             call=_call,
             commands_max=COMMANDS_MAX,
@@ -49,7 +50,7 @@ class StageControl:
         self._stream.send(command)
 
     async def run(self) -> NoReturn:
-        """Keep the stream for ever; a task of the process."""
+        """Keep the stream until it is cancelled."""
         await self._stream.run()
 
     # ---- StreamOwner ----

@@ -76,8 +76,9 @@ class StreamDecoder:
     The library's own `DecodeStream` would do, but for tokens that give no text: it decodes all of them again at every
     step, and once a run of bytes is broken it raises at every step that follows.
 
-    One exception: a byte-fallback decoder makes a whole run of bytes unreadable when the run ends up broken, and
-    characters of the run that were given out by then stay so.
+    Two exceptions: a byte-fallback decoder makes a whole run of bytes unreadable when the run ends up broken, and
+    characters of the run that were given out by then stay so; and a character whose bytes have about a dozen tokens
+    without text between them is not waited for.
     """
 
     def __init__(self, codec: TextCodec) -> None:

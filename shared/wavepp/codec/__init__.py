@@ -1,1 +1,1 @@
-"""Between the core's events and the wire: both halves of every internal message, side by side."""
+"""Between the core's events and the wire: both halves of every message between two state machines."""

@@ -5,7 +5,7 @@ Hellos and health are read field by field where they are checked, and have no co
 
 from __future__ import annotations
 
-from wavepp.codec.types import decode_grants, decode_reuse, decode_word, encode_reuse
+from wavepp.codec.types import decode_grants, decode_reason, decode_reuse, decode_word, encode_reuse
 from wavepp.core.directory import events as directory_ev
 from wavepp.core.errors import InvariantError, PeerProtocolError
 from wavepp.core.ids import GrantId, PipelineEpoch, StageIndex
@@ -129,5 +129,5 @@ def _decode_verdict(message: directory_pb2.Decision) -> directory_ev.Verdict:
             never = message.never
             return directory_ev.NeverFits(StageIndex(never.stage), never.pool, never.needed, never.capacity)
         case "void":
-            return directory_ev.Void(decode_word(directory_ev.VoidReason, message.void.reason))
+            return directory_ev.Void(decode_reason(directory_ev.VoidReason, message.void.reason))
     raise PeerProtocolError(f"grant {message.grant}: a decision without content")

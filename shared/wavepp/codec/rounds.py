@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wavepp.codec.types import decode_grants, decode_word
+from wavepp.codec.types import decode_grants, decode_reason
 from wavepp.core.cache.types import (
     PINS,
     POOLS,
@@ -150,7 +150,7 @@ def _decode_answer(g: stage_pb2.GrantAnswer) -> tuple[stage_ev.Answer, int]:
         case "never":
             return Never(g.never.pool, g.never.needed, g.never.capacity), 0
         case "refused":
-            return stage_ev.Refused(decode_word(stage_ev.RefusalReason, g.refused.reason)), 0
+            return stage_ev.Refused(decode_reason(stage_ev.RefusalReason, g.refused.reason)), 0
     raise PeerProtocolError(f"grant {g.grant}: an answer without content")
 
 

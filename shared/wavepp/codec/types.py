@@ -7,13 +7,16 @@ from enum import StrEnum
 from typing import TypeVar
 
 from wavepp.core.cache.types import Room
+from wavepp.core.directory.events import VoidReason
 from wavepp.core.directory.reuse_endpoint import ReuseExplanation
 from wavepp.core.errors import PeerProtocolError
 from wavepp.core.ids import GrantId, StageIndex
+from wavepp.core.stage.events import RefusalReason
 from wavepp.core.waves.types import StepTime
 from wavepp.v1 import types_pb2
 
 Word = TypeVar("Word", bound=StrEnum)
+Reason = TypeVar("Reason", RefusalReason, VoidReason)
 
 
 def decode_word(kind: type[Word], text: str) -> Word:
@@ -22,6 +25,11 @@ def decode_word(kind: type[Word], text: str) -> Word:
         return kind(text)
     except ValueError as error:
         raise PeerProtocolError(f"{error}; run the same release everywhere") from error
+
+
+def decode_reason(kind: type[Reason], text: str) -> Reason:
+    """The member of that value; OTHER for an unknown one: whatever it is, only this attempt is over."""
+    return kind(text) if text in list(kind) else kind("other")
 
 
 def decode_grants(grants: Iterable[int]) -> tuple[GrantId, ...]:

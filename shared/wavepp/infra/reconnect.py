@@ -40,23 +40,25 @@ class StreamOwner(Protocol[Command_co, Event_contra]):
 
 
 class ReconnectingStream(Generic[Command, Event]):
-    """Keeps a stream to `address`; one at a time, with pauses that grow while the peer does not answer a hello."""
+    """Keeps a stream to one address; one at a time, with pauses that grow while the peer does not answer a hello."""
 
     def __init__(
         self,
         address: str,
         peer: str,
+        kind: str,
         owner: StreamOwner[Command, Event],
         *,
         call: Callable[[grpc.aio.Channel, AsyncIterator[Command]], Any],
         commands_max: int,
         connect_timeout_s: float,
     ) -> None:
-        """`peer`: its name for logs. `call` begins the RPC, given what is to be sent. `connect_timeout_s`: for the
-        answer to the hello.
+        """`peer` and `kind` (of the stream): names for logs and reasons. `call` begins the RPC, given what is to be
+        sent. `connect_timeout_s`: for the answer to the hello.
         """
-        self.address = address
+        self._address = address
         self._peer = peer
+        self._kind = kind
         self._owner = owner
         self._call = call
         self._commands_max = commands_max
@@ -69,12 +71,12 @@ class ReconnectingStream(Generic[Command, Event]):
         self._outbox.put(command)
 
     async def run(self) -> NoReturn:
-        """Connect, and connect again, for ever; a task of the process."""
+        """Connect, and connect again, until it is cancelled."""
         backoff = Backoff()
         while True:
-            reason = "the stream ended"
+            reason = f"the {self._kind} stream ended"
             try:
-                async with open_channel(self.address) as channel:
+                async with open_channel(self._address) as channel:
                     await self._talk(channel, backoff)
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
@@ -83,7 +85,7 @@ class ReconnectingStream(Generic[Command, Event]):
             finally:
                 self._outbox.close()
                 self._owner.lost(reason)
-            _log.warning("%s at %s: %s", self._peer, self.address, reason)
+            _log.warning("%s at %s: %s", self._peer, self._address, reason)
             await asyncio.sleep(backoff.next_s())
 
     async def _talk(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
@@ -93,7 +95,7 @@ class ReconnectingStream(Generic[Command, Event]):
             async with asyncio.timeout(self._connect_timeout_s):
                 first = await anext(events, None)
             if first is None:
-                raise PeerProtocolError("the hello was not answered")
+                raise PeerProtocolError(f"{self._peer} did not answer the hello")
             self._owner.greeted(first)
             backoff.reset()
             async for event in events:

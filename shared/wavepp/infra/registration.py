@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -92,6 +92,13 @@ def check_fit(one: StageRegistration, other: StageRegistration) -> None:
             f"stage {before.stage} ends at layer {before.last_layer}, stage {after.stage} begins at layer "
             f"{after.first_layer}: the layers of a pipeline must follow each other"
         )
+
+
+def in_order(stages: Mapping[int, StageRegistration]) -> list[StageRegistration] | None:
+    """All stages of the pipeline, first to last; None while one is missing (or one too many is there)."""
+    if not stages or sorted(stages) != list(range(next(iter(stages.values())).stages)):
+        return None
+    return [stages[i] for i in range(len(stages))]
 
 
 def check_pipeline(stages: Sequence[StageRegistration]) -> None:

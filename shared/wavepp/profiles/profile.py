@@ -41,7 +41,8 @@ _OLD_FORMAT: Final = (
     "has layer_cost, which emulated profiles no longer have: their format is now that of all profiles. Say instead "
     "what a stage costs on measured_stages stages (launch_ms = step_us / 1e3; token_us, and pair_ps = token_key_us x "
     '1e6, times the layers of such a stage), slowdown in place of stages, and under "model" '
-    f"{', '.join(EmulatedModel.model_fields)}; docs/scheduling.md lists all fields"
+    f"{', '.join(EmulatedModel.model_fields)}; what the simulator needs is required too (docs/scheduling.md lists all "
+    "fields), and the model is served as emulated-NAME unless NAME begins so"
 )
 
 

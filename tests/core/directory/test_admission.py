@@ -255,6 +255,17 @@ def test_an_id_that_is_admitted_twice_is_a_fault(granted_before: bool) -> None:
         directory.admit(g(1), batch=2)
 
 
+def test_a_batch_with_an_id_that_is_known_leaves_nothing_of_itself_behind() -> None:
+    directory = Directory()
+    directory.granted(g(1))
+    for batch in ((g(2), g(1)), (g(2), g(2))):
+        with pytest.raises(PeerProtocolError):
+            directory.admit(*batch, batch=2)
+    assert directory.admission.rounds_in_flight == 0
+    assert directory.tell(directory_ev.CancelAttempts((g(2),))) == []
+    directory.granted(g(2))
+
+
 def test_a_round_may_begin_while_the_one_before_waits_for_the_ledger() -> None:
     directory = Directory()
     directory.admit(g(1), batch=1)
@@ -501,7 +512,7 @@ def test_a_stage_hears_what_ended_while_its_stream_was_being_opened() -> None:
     known = directory.admission.grants
     directory.tell(directory_ev.CancelAttempts((g(1),)))
     assert aborts(directory.tell(directory_ev.StageConnected(S1, "inc1", 0, known))) == {S1: (g(1),)}
-    assert directory.admission.stages_connected
+    assert all(directory.admission.connected(StageIndex(i)) for i in range(2))
 
 
 def test_an_epoch_forgets_every_grant_and_round_without_a_word() -> None:

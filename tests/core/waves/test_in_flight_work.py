@@ -15,7 +15,7 @@ from wavepp.core.waves.in_flight_work import InFlightWork, Typical
 COST = StageCost(launch_ms=6.0, token_ms=0.018, pair_ms=7e-8)
 
 
-def population(*spans: tuple[int, int], memory: int = 8) -> InFlightWork:
+def in_flight(*spans: tuple[int, int], memory: int = 8) -> InFlightWork:
     made = InFlightWork(COST, memory)
     for grant, (start, end) in enumerate(spans):
         made.add(GrantId(grant), start, end)
@@ -85,7 +85,7 @@ def test_a_population_is_what_a_list_of_its_members_says(memory: int, story: lis
 
 
 def test_who_has_left_may_leave_again() -> None:
-    some = population((0, 100), (0, 100))
+    some = in_flight((0, 100), (0, 100))
     some.remove(GrantId(0))
     some.remove(GrantId(0))
     some.remove(GrantId(7))
@@ -94,8 +94,8 @@ def test_who_has_left_may_leave_again() -> None:
 
 
 def test_one_that_is_huge_leaves_nothing_behind() -> None:
-    equal = population((0, 1), (0, 1))
-    unequal = population((0, 1), (0, 2))
+    equal = in_flight((0, 1), (0, 1))
+    unequal = in_flight((0, 1), (0, 2))
     for grant in range(100, 400):
         for some in (equal, unequal):
             some.add(GrantId(grant), 0, 4_000_000 - grant)
@@ -106,7 +106,7 @@ def test_one_that_is_huge_leaves_nothing_behind() -> None:
 
 
 def test_a_dip_in_their_number_is_bridged_for_as_many_looks_as_are_remembered() -> None:
-    some = population((0, 100), (0, 100), (0, 100), memory=3)
+    some = in_flight((0, 100), (0, 100), (0, 100), memory=3)
     assert some.look().requests == 3
     some.remove(GrantId(0))
     some.remove(GrantId(1))
@@ -114,7 +114,7 @@ def test_a_dip_in_their_number_is_bridged_for_as_many_looks_as_are_remembered() 
 
 
 def test_who_comes_alone_after_all_have_left_is_not_taken_for_one_of_many() -> None:
-    some = population((0, 100), (0, 100))
+    some = in_flight((0, 100), (0, 100))
     assert some.look().requests == 2
     some.remove(GrantId(0))
     some.remove(GrantId(1))
@@ -123,7 +123,7 @@ def test_who_comes_alone_after_all_have_left_is_not_taken_for_one_of_many() -> N
 
 
 def test_after_a_reset_the_peak_is_forgotten() -> None:
-    some = population((0, 100), (0, 100))
+    some = in_flight((0, 100), (0, 100))
     some.look()
     some.clear()
     some.add(GrantId(9), 0, 100)
@@ -131,7 +131,7 @@ def test_after_a_reset_the_peak_is_forgotten() -> None:
 
 
 def test_where_requests_differ_the_typical_one_is_among_the_smaller() -> None:
-    some = population(*[(0, 1000)] * 5, *[(0, 100_000)] * 5)
+    some = in_flight(*[(0, 1000)] * 5, *[(0, 100_000)] * 5)
     typical = some.look()
     assert not typical.alike
     assert typical.work_ms == pytest.approx(COST.chunk_ms(0, 1000))

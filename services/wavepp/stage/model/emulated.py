@@ -38,8 +38,8 @@ _CARRIED_BYTES = 16
 
 
 def model_name(profile: Profile) -> str:
-    """What the mesh says that it serves."""
-    return f"{EMULATED}-{profile.name}"
+    """What the mesh says that it serves: always labelled as emulated."""
+    return profile.name if profile.name.startswith(EMULATED) else f"{EMULATED}-{profile.name}"
 
 
 def fingerprint(profile: Profile) -> str:

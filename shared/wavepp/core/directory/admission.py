@@ -91,11 +91,6 @@ class Admission:
         """
         return self._ledger.grants
 
-    @property
-    def stages_connected(self) -> bool:
-        """Whether every stage's rounds stream is up."""
-        return len(self._connected) == len(self._stages)
-
     def connected(self, stage: StageIndex) -> bool:
         """Whether this stage's rounds stream is up."""
         return stage in self._connected
@@ -145,11 +140,14 @@ class Admission:
         if verdict is not None:
             out.append(Decide(event.batch, tuple((a.grant, verdict) for a in event.attempts), True))
             return
+        asked = [attempt.grant for attempt in event.attempts]
+        known = self._keys.keys() & set(asked)
+        if known or len(set(asked)) < len(asked):
+            # Before anything of the batch is noted: the stream ends here, the directory goes on.
+            raise PeerProtocolError(f"grants are admitted twice, among {asked[:8]}")
         self._last_round += 1
         current = Round(RoundId(self._last_round), event.batch, event.epoch)
         for attempt in event.attempts:
-            if attempt.grant in self._round_of or attempt.grant in self._keys:
-                raise PeerProtocolError(f"grant {attempt.grant} is admitted twice")
             highest = endpoint_max(attempt.prompt_tokens, self._alignment_tokens)
             hint = self.hints.probe(attempt.keys, self._block_tokens, self._alignment_tokens, highest)
             current.attempts[attempt.grant] = AttemptRecord(attempt, hint, set(self._stages))

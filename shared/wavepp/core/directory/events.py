@@ -133,7 +133,7 @@ class CacheChanged:
 
 @dataclass(frozen=True, slots=True)
 class CacheDumped:
-    """A piece of a dump; the last piece says which changes it includes."""
+    """A segment of a dump; the last one says which changes it includes."""
 
     stage: StageIndex
     incarnation: str
@@ -253,7 +253,8 @@ class NeverFits:
 
 
 class VoidReason(StrEnum):
-    """Its epoch is over, the grant ended on a stage, or the router gave it up or began another stream.
+    """Its epoch is over, the grant ended on a stage, the router gave it up or began another stream; or a reason that
+    only another release knows.
 
     The values are those of the wire, and of `RefusalReason` where a stage says so.
     """
@@ -262,6 +263,7 @@ class VoidReason(StrEnum):
     ENDED = "ended"
     CANCELLED = "cancelled"
     STREAM = "stream"
+    OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)

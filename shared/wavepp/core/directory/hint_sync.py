@@ -63,7 +63,7 @@ class HintSync:
         return False
 
     def dumped(self, event: CacheDumped) -> None:
-        """Take in one piece of a dump."""
+        """Take in one segment of a dump."""
         cursor = self._cursors[event.stage]
         if event.incarnation != cursor.incarnation or not cursor.dump_asked:
             return

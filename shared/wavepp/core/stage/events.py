@@ -136,11 +136,15 @@ Event = (
 
 
 class RefusalReason(StrEnum):
-    """One before it was refused, its epoch is over, or the grant ended. The values are those of the wire."""
+    """One before it was refused, its epoch is over, the grant ended, or what only another release knows.
+
+    The values are those of the wire.
+    """
 
     ORDER = "order"
     EPOCH = "epoch"
     ENDED = "ended"
+    OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)

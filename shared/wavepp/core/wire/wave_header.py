@@ -1,7 +1,7 @@
 """The header of a wave's frame: what a stage tells the next one.
 
 On the wire it is one msgpack array of arrays, no maps: fields go by position. It is verified before anything
-in it is used (`checks`). A 64-byte prologue comes before it (`prologue`).
+in it is used (`header_checks`). A 64-byte prologue comes before it (`prologue`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from wavepp.core.errors import InvalidInputError
 from wavepp.core.ids import GrantId, PipelineEpoch, WaveId
 from wavepp.core.limits import FRAME_HEADER_BYTES_MAX
 from wavepp.core.waves.types import FailedGrant, StepTime
-from wavepp.core.wire import checks
-from wavepp.core.wire.checks import FLAG_DECODE, FLAG_LAST, FLAG_SNAPSHOT
+from wavepp.core.wire import header_checks as checks
+from wavepp.core.wire.header_checks import FLAG_DECODE, FLAG_LAST, FLAG_SNAPSHOT
 from wavepp.core.wire.prologue import FrameError
 from wavepp.core.wire.types import REASON_BYTES_MAX, FrameChunk, TensorSpec
 

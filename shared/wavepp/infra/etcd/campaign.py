@@ -24,7 +24,7 @@ class Candidate(Protocol):
     async def until_ready(self, session: Session) -> None:
         """Return when it could lead; cancelled when `session` is lost first."""
 
-    async def begin(self, session: Session, fence: Fence) -> None:
+    async def begin(self, fence: Fence) -> None:
         """It leads from now on, as `fence` proves. May raise EtcdError, which ends the leadership."""
 
     def step_down(self) -> None:
@@ -74,7 +74,7 @@ async def _lead(session: Session, post: Post, candidate: Candidate, backoff: Bac
     token = await election.campaign(value)
     backoff.reset()
     try:
-        await candidate.begin(session, election.fence)
+        await candidate.begin(election.fence)
         _log.info("leading, %s, token %d", post.key, token)
         await election.wait_deposed()
         _log.warning("not leading any more")
