@@ -263,7 +263,8 @@ def test_a_batch_with_an_id_that_is_known_leaves_nothing_of_itself_behind() -> N
             directory.admit(*batch, batch=2)
     assert directory.admission.rounds_in_flight == 0
     assert directory.tell(directory_ev.CancelAttempts((g(2),))) == []
-    directory.granted(g(2))
+    asked = only(directory_ev.SendPrepare, directory.admit(g(2), batch=3))
+    assert [(prepare.stage, len(prepare.grants)) for prepare in asked] == [(S0, 1), (S1, 1)]
 
 
 def test_a_round_may_begin_while_the_one_before_waits_for_the_ledger() -> None:

@@ -11,6 +11,7 @@ from etcd_support import WAIT_S, delete
 from wavepp.infra.errors import StartupError
 from wavepp.infra.etcd.campaign import Post, campaign_forever, require_etcd
 from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.election import Election
 from wavepp.infra.etcd.errors import EtcdUnavailableError
 from wavepp.infra.etcd.session import Session
 from wavepp.infra.etcd.types import Fence
@@ -64,14 +65,20 @@ async def pair(etcd: EtcdClient, etcd_prefix: str) -> AsyncIterator[tuple[Candid
     await second.stop()
 
 
-async def test_when_the_leader_stops_it_has_stepped_down_before_the_next_one_leads(
-    pair: tuple[Candidate, Candidate],
+async def test_a_leader_that_stops_has_stepped_down_before_anybody_else_can_lead(
+    pair: tuple[Candidate, Candidate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = pair
+    resign = Election.resign
+
+    async def seen(election: Election) -> None:
+        first.story.put_nowait("resigns")
+        await resign(election)
+
+    monkeypatch.setattr(Election, "resign", seen)
     first.task.cancel()
+    assert [await first.next(), await first.next()] == ["stepped down", "resigns"]
     assert await second.next() == "leads"
-    assert not first.leads
-    assert first.story.get_nowait() == "stepped down"
 
 
 async def test_a_deposed_leader_steps_down_and_campaigns_again(
