@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
+
+STORY_EVENTS_MAX: Final = 8
+"""The last events that each object with a table of states keeps, to say what led to an impossible one."""
 
 
 class WaveppError(Exception):

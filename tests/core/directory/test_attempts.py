@@ -9,7 +9,7 @@ import pytest
 from wavepp.core.directory.attempts import TRANSITIONS, AttemptEvent, AttemptRecord, AttemptState
 from wavepp.core.directory.events import Attempt
 from wavepp.core.directory.hints import ReuseHint
-from wavepp.core.errors import InvariantError, TransitionError
+from wavepp.core.errors import STORY_EVENTS_MAX, InvariantError, TransitionError
 from wavepp.core.ids import GrantId, StageIndex
 from wavepp.core.stage.events import RefusalReason, Refused
 
@@ -51,6 +51,15 @@ def test_an_impossible_event_tells_the_attempts_story() -> None:
     attempt.apply(AttemptEvent.DIFFER)
     with pytest.raises(TransitionError, match="preparing:endpoints differ"):
         attempt.apply(AttemptEvent.RECORDED)
+
+
+def test_a_long_round_keeps_only_its_last_events() -> None:
+    attempt = record()
+    for _ in range(100):
+        attempt.apply(AttemptEvent.DIFFER)
+    with pytest.raises(TransitionError) as impossible:
+        attempt.apply(AttemptEvent.RECORDED)
+    assert impossible.value.story == ("lowering:endpoints differ",) * STORY_EVENTS_MAX
 
 
 def test_endpoints_are_compared_only_of_stages_that_prepared() -> None:

@@ -5,6 +5,7 @@ docs/protocol.md draws the table. An epoch that moves forgets attempts in any st
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -13,7 +14,7 @@ from wavepp.core.cache.types import Missing, Never, Prepared
 from wavepp.core.directory.events import Attempt, Granted, NeverFits, Verdict, Void, VoidReason, Wait, WaitFor
 from wavepp.core.directory.hints import ReuseHint
 from wavepp.core.directory.reuse_endpoint import Agreement, StageOffer, agree, explain
-from wavepp.core.errors import InvariantError, TransitionError
+from wavepp.core.errors import STORY_EVENTS_MAX, InvariantError, TransitionError
 from wavepp.core.ids import GrantId, StageIndex
 from wavepp.core.keys import key_at
 from wavepp.core.limits import KEY_BYTES
@@ -71,7 +72,7 @@ class AttemptRecord:
     """Stages that refused the Prepare. A stage that could not step down still holds what it prepared."""
     limiting_stage: StageIndex | None = None
     granted: Granted | None = None
-    story: list[str] = field(default_factory=list)
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_EVENTS_MAX))
 
     @property
     def grant(self) -> GrantId:

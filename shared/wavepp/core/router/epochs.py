@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from wavepp.core.errors import TransitionError
+from wavepp.core.errors import STORY_EVENTS_MAX, TransitionError
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
-
-_STORY_EVENTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +148,7 @@ class EpochKeeper:
         self._up: dict[StageIndex, StageUp] = {}
         self._waiting_for: set[StageIndex] = set()
         self._tries = 0
-        self._story: deque[str] = deque(maxlen=_STORY_EVENTS)
+        self._story: deque[str] = deque(maxlen=STORY_EVENTS_MAX)
 
     @property
     def missing(self) -> tuple[StageIndex, ...]:

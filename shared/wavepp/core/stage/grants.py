@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from wavepp.core.errors import TransitionError
+from wavepp.core.errors import STORY_EVENTS_MAX, TransitionError
 from wavepp.core.ids import GrantId
 from wavepp.core.limits import KEY_BYTES
 
 TOMBSTONES_MAX: Final = 65_536
 """More than the grants of all waves in flight, so that a tombstone outlives the wave horizon."""
-
-_STORY_EVENTS: Final = 8
 
 
 class GrantState(Enum):
@@ -86,7 +84,7 @@ class StageGrant:
     """Up to here the full blocks are published."""
     failure: str = ""
     """Why later chunks are refused; empty while all is well."""
-    story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_EVENTS))
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_EVENTS_MAX))
 
     def apply(self, event: GrantEvent) -> GrantAction:
         """Change state; raises TransitionError for an impossible pair."""
