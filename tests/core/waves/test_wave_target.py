@@ -82,6 +82,7 @@ others = st.sampled_from([0.0, 1.0, 3.3, 7.0, 15.0])
 
 @settings(max_examples=60, deadline=None)
 @example(1, 25636.75, True, 0.0, 0.0, 0.0, 1.0)
+@example(3, 35059.0, False, 0.0, 1.0, 0.0, 44362.0)  # a share 3 % above M, promised as if it were not cut short
 @given(requests, works, st.booleans(), launches, others, hops, maxima)
 def test_the_first_choice_is_worth_as_much_as_the_best_of_all_sizes(
     count: int, work_ms: float, alike: bool, launch_ms: float, rest: float, hop_ms: float, work_max_ms: float

@@ -37,7 +37,7 @@ _STAY_UNTIL: Final = 1.015
 """A size is kept until another promises so much more."""
 
 _FITS: Final = 1.03
-"""So much more than M may be wanted: whole requests that nearly fill M are better than M cut from them."""
+"""So much more than M may be wanted of equal requests: whole ones that nearly fill M beat M cut from them."""
 
 _SIZES_MAX: Final = 24
 _STEP: Final = 1.06
@@ -101,6 +101,11 @@ _EQUAL: Final = _equal_shares()
 _MIXED: Final = _mixed_shares()
 
 
+def _most(typical: Typical, largest: float) -> float:
+    """The largest share that may be wanted where M is the share `largest`."""
+    return _FITS * largest if typical.alike else largest
+
+
 class WaveTarget:
     """Chooses T, and stays with its choice while that is about as good as any."""
 
@@ -118,7 +123,7 @@ class WaveTarget:
         largest = work_max_ms / typical.work_ms
         best, promised = self._search(typical, launch, cost.others, largest)
         kept = self._kept
-        stays = kept is not None and self._kept_alike == typical.alike and kept.of_work <= _FITS * largest
+        stays = kept is not None and self._kept_alike == typical.alike and kept.of_work <= _most(typical, largest)
         if kept is None or not stays or self._worth(kept, typical, launch, cost.others) * _STAY_UNTIL < promised:
             kept = best
         self._kept, self._kept_alike = kept, typical.alike
@@ -140,7 +145,8 @@ class WaveTarget:
         )
         found = self._best.get(key)
         if found is None:
-            shares = [share for share in (_EQUAL if typical.alike else _MIXED) if share.of_work <= _FITS * largest]
+            most = _most(typical, largest)
+            shares = [share for share in (_EQUAL if typical.alike else _MIXED) if share.of_work <= most]
             # A wave that M cuts short cuts requests wherever it must.
             cutting = Cutting.ANYWHERE if typical.alike else Cutting.MIXED
             shares.append(_Share(largest, max(1.0, 1.0 / largest) + 1.0, cutting))
