@@ -9,14 +9,16 @@ from typing import Any
 import grpc
 import pytest
 
-from wavepp.core.errors import PeerProtocolError
+from wavepp.core.errors import PeerProtocolError, WaveppError
 from wavepp.infra import reconnect
+from wavepp.infra.etcd.errors import SessionLostError
 from wavepp.infra.reconnect import ReconnectingStream
+from wavepp.infra.rpc_errors import SUPERSEDED
 from wavepp.v1 import directory_pb2 as pb
 from wavepp.v1 import directory_pb2_grpc
 
 LIMIT_S = 10.0
-ANSWER, END, MUTE, GARBAGE = "answer", "end", "mute", "garbage"
+ANSWER, END, MUTE, GARBAGE, REFUSE = "answer", "end", "mute", "garbage", "refuse"
 
 
 class Server(directory_pb2_grpc.DirectoryServiceServicer):
@@ -34,6 +36,8 @@ class Server(directory_pb2_grpc.DirectoryServiceServicer):
         behaviour = self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0]
         if behaviour == END:
             return
+        if behaviour == REFUSE:
+            await context.abort(SUPERSEDED, "7 leads")
         async for command in request_iterator:
             kind = command.WhichOneof("command")
             self.got.append(kind)
@@ -50,8 +54,11 @@ class Server(directory_pb2_grpc.DirectoryServiceServicer):
 class Owner:
     def __init__(self) -> None:
         self.story: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.speechless: list[WaveppError] = []
 
     def hello(self) -> pb.AdmissionCommand:
+        if self.speechless:
+            raise self.speechless.pop()
         return pb.AdmissionCommand(hello=pb.AdmissionHello())
 
     def greeted(self, event: pb.AdmissionEvent) -> None:
@@ -63,6 +70,9 @@ class Owner:
 
     def lost(self, reason: str) -> None:
         self.story.put_nowait(("lost", reason))
+
+    def superseded(self) -> None:
+        self.story.put_nowait(("superseded", ""))
 
 
 class Bench:
@@ -108,6 +118,22 @@ async def test_a_stream_that_the_peer_ends_is_made_again_and_each_loss_is_said_o
 async def test_a_peer_that_ends_the_stream_before_it_answers_is_named(bench: Bench) -> None:
     bench.server.behaviours = [END, ANSWER]
     assert await bench.next() == ("lost", "the server did not answer the hello")
+    assert await bench.next() == ("greeted", "")
+
+
+async def test_a_peer_that_has_seen_a_later_leader_says_so(bench: Bench) -> None:
+    bench.server.behaviours = [REFUSE, ANSWER]
+    assert await bench.next() == ("superseded", "")
+    assert await bench.next() == ("lost", "PERMISSION_DENIED: 7 leads")
+    assert await bench.next() == ("greeted", "")
+
+
+async def test_a_lease_that_is_lost_between_two_streams_ends_neither_the_stream_nor_the_process(bench: Bench) -> None:
+    assert await bench.next() == ("greeted", "")
+    bench.owner.speechless = [SessionLostError("the lease is gone")]
+    bench.stream.send(EPOCH)
+    assert await bench.next() == ("lost", "the admission stream ended")
+    assert await bench.next() == ("lost", "the lease is gone")
     assert await bench.next() == ("greeted", "")
 
 

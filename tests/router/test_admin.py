@@ -12,6 +12,7 @@ from wavepp.core.ids import PipelineEpoch, WaveId
 from wavepp.router import timeline as timeline_module
 from wavepp.router.admin import AdminServicer
 from wavepp.router.leadership import Leadership
+from wavepp.router.relay import Relay
 from wavepp.router.timeline import Timeline
 from wavepp.v1 import prefill_pb2
 
@@ -30,7 +31,8 @@ async def test_a_timeline_is_put_together_off_the_event_loop(
         return record(entry)
 
     monkeypatch.setattr(timeline_module, "_record", watched)
-    admin = AdminServicer(cast(Leadership, SimpleNamespace(driver=SimpleNamespace(timeline=timeline))))
+    leadership = SimpleNamespace(leader=None, driver=SimpleNamespace(timeline=timeline))
+    admin = AdminServicer(cast(Leadership, leadership), cast(Relay, None))
     found = await admin.GetTimeline(prefill_pb2.GetTimelineRequest(waves_max=waves_max), cast(Any, None))
     assert [wave.wave for wave in found.waves] == expected
     assert threads

@@ -49,7 +49,11 @@ async def directory() -> AsyncIterator[tuple[Directory, str]]:
 
 def made(apply: Callable[[router_ev.Event], None]) -> DirectoryClient:
     return DirectoryClient(
-        cast(EtcdClient, None), PipelineKeys("c", "p"), hello=directory_pb2.AdmissionHello, apply=apply
+        cast(EtcdClient, None),
+        PipelineKeys("c", "p"),
+        hello=directory_pb2.AdmissionHello,
+        apply=apply,
+        superseded=lambda: None,
     )
 
 

@@ -8,9 +8,11 @@ from typing import Any, cast
 import pytest
 
 from wavepp.infra.telemetry import TracingOptions, setup_telemetry
+from wavepp.router.config import RouterConfig
 from wavepp.router.errors import NotServingError
 from wavepp.router.front_door import PrefillServicer
 from wavepp.router.leadership import Leadership
+from wavepp.router.relay import Relay
 from wavepp.router.tracing import Tracing
 from wavepp.v1 import prefill_pb2
 
@@ -30,9 +32,11 @@ class Door:
 
     def __init__(self) -> None:
         self.drivers: list[Any] = [object()]
-        leadership = SimpleNamespace(require_validator=lambda: (self, self.drivers[-1]))
+        leadership = SimpleNamespace(
+            require_validator=lambda: (self, self.drivers[-1]), config=RouterConfig(), leading=True
+        )
         tracing = Tracing(setup_telemetry("test", TracingOptions()))
-        self.servicer = PrefillServicer(cast(Leadership, leadership), tracing)
+        self.servicer = PrefillServicer(cast(Leadership, leadership), cast(Relay, None), tracing)
         self.meanwhile = self.servicer.drain
 
     async def admit(self, _message: prefill_pb2.PrefillRequest, _traceparent: str) -> None:

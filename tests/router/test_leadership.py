@@ -17,6 +17,7 @@ from wavepp.infra.tasks import TaskOwner
 from wavepp.router.admin import AdminServicer
 from wavepp.router.config import RouterConfig
 from wavepp.router.leadership import Leadership, endpoint_alignment, planner_config, served_model, wave_tokens_min
+from wavepp.router.relay import Relay
 from wavepp.v1 import prefill_pb2
 
 
@@ -124,7 +125,7 @@ async def test_stages_of_another_shape_get_a_new_driver_and_pipeline(leadership:
 async def test_the_status_names_a_stage_that_goes_while_it_is_asked(
     leadership: Leadership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    admin = AdminServicer(leadership)
+    admin = AdminServicer(leadership, Relay(leadership))
 
     async def ask_directory() -> prefill_pb2.DirectoryStatus:
         register(leadership)

@@ -26,9 +26,11 @@ class Refusing:
     def __init__(self, errors: Sequence[EtcdError]) -> None:
         self.errors = list(errors)
         self.asked = asyncio.Event()
+        self.fences: list[Fence] = []
 
-    async def raise_counter(self, _key: str, _fences: Sequence[Fence]) -> int:
+    async def raise_counter(self, _key: str, fences: Sequence[Fence]) -> int:
         self.asked.set()
+        self.fences += fences
         if self.errors:
             raise self.errors.pop(0)
         return 7
@@ -45,6 +47,7 @@ def made(client: Refusing, tasks: TaskOwner, events: list[Any]) -> Pipeline:
         tasks,
         apply=events.append,
         on_ready=events.append,
+        superseded=lambda: None,
     )
     # What `_announce` would send goes to a stage that there is not.
     pipeline._announce = events.append  # type: ignore[method-assign]
@@ -54,12 +57,32 @@ def made(client: Refusing, tasks: TaskOwner, events: list[Any]) -> Pipeline:
 async def test_a_router_that_was_deposed_while_it_raises_the_epoch_lives_on() -> None:
     stop, events = asyncio.Event(), list[Any]()
     async with TaskOwner(stop) as tasks:
-        pipeline = made(Refusing([FencedError("leader", 5, 9)]), tasks, events)
+        etcd = Refusing([FencedError("leader", 5, 9)] * 1000)
+        pipeline = made(etcd, tasks, events)
         pipeline.epoch_event(ep.StageUp(StageIndex(0), Incarnation("i"), ""))
+        await asyncio.wait_for(etcd.asked.wait(), 5.0)
+        pipeline.close()
         assert pipeline._raising is not None
-        await asyncio.wait_for(pipeline._raising, 5.0)
+        await asyncio.wait({pipeline._raising}, timeout=5.0)
+        assert pipeline._raising.cancelled()
         assert not stop.is_set()
         assert not events
+
+
+async def test_a_router_that_is_elected_again_raises_the_epoch_under_its_new_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline_module, "RAISE_RETRY_S", 0.0)
+    events = list[Any]()
+    async with TaskOwner(asyncio.Event()) as tasks:
+        etcd = Refusing([FencedError("leader", 5, 0)])
+        pipeline = made(etcd, tasks, events)
+        pipeline.epoch_event(ep.StageUp(StageIndex(0), Incarnation("i"), ""))
+        pipeline.renew(Fence("leader", 9))
+        assert pipeline._raising is not None
+        await asyncio.wait_for(pipeline._raising, 5.0)
+        assert [event.epoch for event in events] == [7]
+        assert etcd.fences[-1] == Fence("leader", 9)
         pipeline.close()
 
 

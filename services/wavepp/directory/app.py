@@ -12,6 +12,7 @@ from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.leadership import DirectoryNotReadyError, Leadership
 from wavepp.directory.servicer import DirectoryServicer
 from wavepp.infra.etcd.campaign import Post, campaign_forever, require_etcd
+from wavepp.infra.leader import Leader, new_instance
 from wavepp.infra.metrics import Metrics, watch_loop_lag
 from wavepp.infra.rpc import RpcServer
 from wavepp.infra.rpc_errors import ErrorStatus, ErrorTable
@@ -27,7 +28,8 @@ async def run_directory(config: DirectoryConfig, stop: asyncio.Event) -> None:
     """Serve until `stop` is set. Raises StartupError."""
     client = config.etcd_client()
     metrics = Metrics()
-    server = RpcServer(errors=ERRORS)
+    instance = new_instance()
+    server = RpcServer(errors=ERRORS, instance=instance)
     try:
         async with TaskOwner(stop) as tasks, server:
             await require_etcd(client)
@@ -37,7 +39,8 @@ async def run_directory(config: DirectoryConfig, stop: asyncio.Event) -> None:
             server.add(register, servicer, "wavepp.v1.DirectoryService")
             port = await server.start(config.bind_host, config.bind_port)
             servicer.address = config.advertised(port)
-            post = Post(leadership.keys.directory, servicer.address, own_address=config.advertise_address is None)
+            leader = Leader(address=servicer.address, instance=instance)
+            post = Post(leadership.keys.directory, leadership.keys.directory_candidates, leader)
             metrics_port = metrics.serve(config.bind_host, config.metrics_port)
             tasks.spawn(watch_loop_lag(metrics), "loop-lag", endless=True)
             tasks.spawn(leadership.watch_stages(), "watch-stages", endless=True)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 
-from wavepp.core.errors import PeerProtocolError
+from wavepp.core.errors import PeerProtocolError, SupersededError
 from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, StageIndex
 from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.ledger_writer import LedgerWriter, decode_record
@@ -49,6 +49,7 @@ class Leadership:
         self._ledger: LedgerWriter | None = None
         self._ledger_task: asyncio.Task[None] | None = None
         self._router_token = 0
+        self.superseded = asyncio.Event()
         self._txn_seconds = metrics.histogram(
             "etcd_txn", "seconds", "Time of a transaction that wrote the ledger.", buckets=TXN_BUCKETS_S
         )
@@ -62,9 +63,11 @@ class Leadership:
     async def until_ready(self, session: Session) -> None:
         """A directory may lead before there are stages."""
 
-    async def begin(self, fence: Fence) -> None:
+    async def begin(self, fence: Fence, session: Session) -> None:
         """This directory leads; what it is to go on with, the ledger says. Raises EtcdError."""
         self._records = await self._load_records()
+        self._drop_admission()
+        self.superseded.clear()
         self._fence = fence
         self._refresh_admission()
         _log.info("%d records in the ledger", len(self._records))
@@ -73,6 +76,12 @@ class Leadership:
         """This directory does not lead (any more)."""
         self._fence = None
         self._drop_admission()
+
+    def standing_by(self, leader_ready: bool) -> None:
+        """Another directory leads. Nobody asks this one, so how that one is does not matter."""
+
+    def cannot_lead(self, reason: str) -> None:
+        """It was logged; a directory that does not lead has nobody to tell."""
 
     async def _load_records(self) -> Records:
         snapshot = await self._client.get_prefix(self.keys.grants)
@@ -118,7 +127,9 @@ class Leadership:
         elif complete and self._fence is not None:
             self._drop_admission()
             epoch = DirectoryEpoch(self._fence.create_revision)
-            self._admission = PipelineAdmission(self._config, epoch, stages, self._records, self._tasks)
+            self._admission = PipelineAdmission(
+                self._config, epoch, stages, self._records, self._tasks, superseded=self.superseded.set
+            )
             self._records = ()
         # Stages that are missing for a while change nothing: their streams say that they are gone.
 
@@ -139,7 +150,7 @@ class Leadership:
                 "this directory does not lead yet, or not all stages are registered; try again"
             )
         if hello.router_token < self._router_token or not hello.router_token:
-            raise PeerProtocolError(f"router {hello.router_token} is deposed, {self._router_token} leads")
+            raise SupersededError(f"router {hello.router_token} is deposed, {self._router_token} leads")
         admission.check_alignment(hello.alignment_tokens)
         self._router_token = hello.router_token
         if self._ledger_task is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import NoReturn
 
 from wavepp.codec import admission, rounds
@@ -38,7 +39,10 @@ class PipelineAdmission:
         registrations: dict[int, StageRegistration],
         records: tuple[tuple[str, PipelineEpoch, tuple[GrantId, ...]], ...],
         tasks: TaskOwner,
+        *,
+        superseded: Callable[[], None],
     ) -> None:
+        self._superseded = superseded
         ordered = [registrations[i] for i in range(len(registrations))]
         self.block_tokens = ordered[0].block_tokens
         self.alignment_tokens = math.lcm(*(r.alignment_tokens for r in ordered))
@@ -108,6 +112,7 @@ class PipelineAdmission:
                 self._config.pipeline,
                 known=lambda: self.core.grants,
                 apply=self.apply,
+                superseded=self._superseded,
                 connect_timeout_s=self._config.stage_connect_timeout_s,
             )
             self._streams[stage] = stream

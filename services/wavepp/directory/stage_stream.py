@@ -19,7 +19,8 @@ COMMANDS_MAX: Final = 4096
 
 
 class StageStream:
-    """Keeps the stream to one registered stage process. `known` says what the stage must keep when it connects."""
+    """Keeps the stream to one registered stage process. `known` says what the stage must keep when it connects,
+    `superseded` hears of a directory with a higher epoch."""
 
     def __init__(
         self,
@@ -29,8 +30,10 @@ class StageStream:
         *,
         known: Callable[[], frozenset[GrantId]],
         apply: Callable[[Event], None],
+        superseded: Callable[[], None],
         connect_timeout_s: float,
     ) -> None:
+        self.superseded = superseded
         self.registration = registration
         self.stage = StageIndex(registration.stage)
         self._directory_epoch = directory_epoch

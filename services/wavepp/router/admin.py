@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
 import grpc
@@ -12,26 +13,35 @@ from wavepp.core.waves.types import FitReport
 from wavepp.infra.registration import StageRegistration
 from wavepp.infra.rpc import open_channel
 from wavepp.router.leadership import Leadership
+from wavepp.router.relay import FORWARDED_METADATA, Relay, is_forwarded
 from wavepp.router.timeline import timeline_response
 from wavepp.v1 import directory_pb2, directory_pb2_grpc, prefill_pb2, prefill_pb2_grpc, stage_pb2, stage_pb2_grpc
 
 ASK_TIMEOUT_S: Final = 2.0
+LEADER_TIMEOUT_S: Final = 5.0
+"""Above the time that the leader takes when processes do not answer it."""
 
 
 class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
     """Asks the directory and every stage when it is asked; one that does not answer is said to be unreachable."""
 
-    def __init__(self, leadership: Leadership) -> None:
+    def __init__(self, leadership: Leadership, relay: Relay) -> None:
         self.address = ""
         self._leadership = leadership
+        self._relay = relay
 
     async def GetStatus(  # noqa: N802 - the generated name
         self,
         request: prefill_pb2.GetStatusRequest,
         context: grpc.aio.ServicerContext[prefill_pb2.GetStatusRequest, prefill_pb2.GetStatusResponse],
     ) -> prefill_pb2.GetStatusResponse:
-        """The whole pipeline at a glance."""
+        """The whole pipeline at a glance; of a router that does not lead, as the leader sees it."""
         leadership = self._leadership
+        if leadership.leader is not None and not is_forwarded(context):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                return await self._relay.admin(leadership.leader).GetStatus(
+                    request, timeout=LEADER_TIMEOUT_S, metadata=FORWARDED_METADATA
+                )
         asking = asyncio.gather(*(self._ask_stage(stage) for _, stage in sorted(leadership.stages.items())))
         directory = await self._ask_directory()
         stages = await asking
@@ -56,11 +66,12 @@ class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
         if driver is None:
             return "waiting for all stages"
         if not leadership.leading or leadership.pipeline is None:
-            return "etcd is unavailable; this router does not lead" if leadership.etcd_unavailable else "standby"
+            return self._standing_by()
         keeper = leadership.pipeline.keeper
         if keeper.phase is not EpochPhase.READY:
             missing = ", ".join(str(s) for s in keeper.missing)
-            return f"{keeper.phase.value}: " + (f"no stage {missing}" if missing else keeper.reason)
+            why = leadership.pipeline.etcd_error or keeper.reason
+            return f"{keeper.phase.value}: " + (f"no stage {missing}" if missing else why)
         if leadership.etcd_unavailable:
             return "degraded: etcd is unavailable; what runs goes on, new requests wait"
         if leadership.directory.reason:
@@ -69,13 +80,25 @@ class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
             return f"stalled: no wave was done for {driver.stalled_s:.0f} s"
         return "serving"
 
+    def _standing_by(self) -> str:
+        leadership = self._leadership
+        if leadership.leader is not None:
+            ready = "" if leadership.leader_ready else ", which is not ready"
+            return f"standby of {leadership.leader.address}{ready}"
+        return f"no router leads: {leadership.hindrance}" if leadership.hindrance else "no router leads yet"
+
     async def GetTimeline(  # noqa: N802 - the generated name
         self,
         request: prefill_pb2.GetTimelineRequest,
         context: grpc.aio.ServicerContext[prefill_pb2.GetTimelineRequest, prefill_pb2.GetTimelineResponse],
     ) -> prefill_pb2.GetTimelineResponse:
-        """Finished waves."""
-        driver = self._leadership.driver
+        """Finished waves, of the router that leads."""
+        leader, driver = self._leadership.leader, self._leadership.driver
+        if leader is not None and not is_forwarded(context):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                return await self._relay.admin(leader).GetTimeline(
+                    request, timeout=LEADER_TIMEOUT_S, metadata=FORWARDED_METADATA
+                )
         entries = driver.timeline.last(request.waves_max) if driver else []
         return await asyncio.to_thread(timeline_response, entries)
 

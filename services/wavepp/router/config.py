@@ -51,4 +51,7 @@ class RouterConfig(ProcessConfig):
     readiness_stall_s: float = Field(
         30.0, ge=1, le=3600, description="Work present and no wave done for so long: not ready."
     )
+    drain_s: float = Field(
+        20.0, ge=0, le=3600, description="Time for what runs to end when the router is to stop; then it is cut off."
+    )
     timeline_waves_max: int = Field(4096, ge=1, le=1_000_000, description="Waves kept for `wavepp trace`.")

@@ -15,8 +15,8 @@ from wavepp.core.errors import PeerProtocolError
 from wavepp.core.router import events as router_ev
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.keys import PipelineKeys
-from wavepp.infra.etcd.watch import Delete, Put, Reset, snapshot_watch
 from wavepp.infra.reconnect import ReconnectingStream
+from wavepp.infra.registry import watch_leader
 from wavepp.v1 import directory_pb2, directory_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,9 @@ class DirectoryClient:
         *,
         hello: Callable[[], directory_pb2.AdmissionHello],
         apply: Callable[[router_ev.Event], None],
+        superseded: Callable[[], None],
     ) -> None:
+        self.superseded = superseded
         self.address = ""
         self.directory_epoch = 0
         self.reason = "no directory leads"
@@ -55,16 +57,9 @@ class DirectoryClient:
 
     async def follow(self) -> None:
         """Follow who leads; a task of the process."""
-        async with contextlib.aclosing(snapshot_watch(self._client, self._keys.directory)) as events:
-            async for event in events:
-                match event:
-                    case Reset():
-                        found = [i.value.decode() for i in event.items if i.key == self._keys.directory]
-                        self.moved_to(found[0] if found else "")
-                    case Put() if event.item.key == self._keys.directory:
-                        self.moved_to(event.item.value.decode())
-                    case Delete() if event.key == self._keys.directory:
-                        self.moved_to("")
+        async with contextlib.aclosing(watch_leader(self._client, self._keys.directory)) as leaders:
+            async for leading in leaders:
+                self.moved_to(leading.leader.address if leading else "")
 
     def moved_to(self, address: str) -> None:
         """The directory at this address leads; empty: none does."""

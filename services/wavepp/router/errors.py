@@ -25,6 +25,14 @@ class NotServingError(WaveppError):
     """This router cannot take requests now; another one may, or this one later."""
 
 
+class MovedError(WaveppError):
+    """Another router leads now, and takes the request on."""
+
+
+class NotLeadingError(WaveppError):
+    """The router that sent this call on was wrong: another one leads, or none."""
+
+
 class DeadlineError(WaveppError):
     """The deadline has passed."""
 
@@ -41,10 +49,15 @@ class RequestFailedError(WaveppError):
     """A stage could not compute this request."""
 
 
+NOT_LEADING: Final = grpc.StatusCode.ABORTED
+"""Between routers only: clients never see it."""
+
 STATUS: Final[ErrorTable] = {
     UnknownNameError: ErrorStatus(grpc.StatusCode.NOT_FOUND),
     NeverFitsError: ErrorStatus(grpc.StatusCode.FAILED_PRECONDITION),
     NotServingError: ErrorStatus(grpc.StatusCode.UNAVAILABLE, 500),
+    MovedError: ErrorStatus(grpc.StatusCode.UNAVAILABLE, 500),
+    NotLeadingError: ErrorStatus(NOT_LEADING),
     DeadlineError: ErrorStatus(grpc.StatusCode.DEADLINE_EXCEEDED),
     StoppedError: ErrorStatus(grpc.StatusCode.CANCELLED),
     PipelineError: ErrorStatus(grpc.StatusCode.UNAVAILABLE, 1000),
@@ -61,6 +74,7 @@ _OF_KIND: Final[dict[FailureKind, type[WaveppError]]] = {
     FailureKind.PIPELINE: PipelineError,
     FailureKind.INTERNAL: RequestFailedError,
     FailureKind.SHUTDOWN: NotServingError,
+    FailureKind.MOVED: MovedError,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 
@@ -22,8 +23,9 @@ from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.infra.etcd.session import Session
 from wavepp.infra.etcd.types import Fence
+from wavepp.infra.leader import Leader
 from wavepp.infra.registration import RegistrationError, StageRegistration, check_pipeline, in_order
-from wavepp.infra.registry import watch_registrations
+from wavepp.infra.registry import Leading, watch_leader, watch_registrations
 from wavepp.infra.tasks import TaskOwner
 from wavepp.router.config import RouterConfig
 from wavepp.router.directory_client import DirectoryClient
@@ -39,10 +41,19 @@ _log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """A candidate. The driver outlives a leadership: requests wait while nobody, or somebody else, leads."""
+    """A candidate. The driver outlives a leadership: requests wait while nobody leads, and move when another one does."""
 
-    def __init__(self, config: RouterConfig, client: EtcdClient, codec: TextCodec | None, tasks: TaskOwner) -> None:
+    def __init__(
+        self, config: RouterConfig, client: EtcdClient, codec: TextCodec | None, tasks: TaskOwner, instance: str = ""
+    ) -> None:
         self.config = config
+        self.instance = instance
+        self.superseded = asyncio.Event()
+        self.leader: Leader | None = None
+        """Another router that leads."""
+        self.leader_ready = False
+        self.hindrance = ""
+        """Why this router cannot be elected."""
         self.keys = PipelineKeys(config.cluster, config.pipeline)
         self.driver: DispatchDriver | None = None
         self.validator: RequestValidator | None = None
@@ -51,7 +62,9 @@ class Leadership:
         self.served: StageRegistration | None = None
         """The first stage as it was when all were registered last; what all stages must agree on, it tells."""
         self.misfit = ""
-        self.directory = DirectoryClient(client, self.keys, hello=self._hello, apply=self._apply)
+        self.directory = DirectoryClient(
+            client, self.keys, hello=self._hello, apply=self._apply, superseded=self.superseded.set
+        )
         self._client = client
         self.codec = codec
         self._tasks = tasks
@@ -59,6 +72,7 @@ class Leadership:
         self._session: Session | None = None
         self._directory_task: asyncio.Task[None] | None = None
         self._complete = asyncio.Event()
+        self._turned = asyncio.Event()
 
     # ---- views ----
 
@@ -73,12 +87,40 @@ class Leadership:
         return self._session is None or self._session.degraded
 
     def require_validator(self) -> tuple[RequestValidator, DispatchDriver]:
-        """What takes requests in; raises NotServingError while there is nothing that could serve them."""
+        """What takes requests in, on the router that leads; raises NotServingError before all stages were registered."""
         if self.validator is None or self.driver is None:
             raise NotServingError(self.misfit or "the stages of this pipeline are not all registered yet; try again")
-        if not self.leading:
-            raise NotServingError("this router does not lead its pipeline; ask the one that does")
         return self.validator, self.driver
+
+    async def turned(self) -> None:
+        """Return when another router leads than now, or this one instead."""
+        await self._turned.wait()
+
+    # ---- other routers ----
+
+    async def watch_leader(self) -> None:
+        """Follow who leads; a task of the process."""
+        async with contextlib.aclosing(watch_leader(self._client, self.keys.router)) as leaders:
+            async for leading in leaders:
+                self.leader_changed(leading)
+
+    def leader_changed(self, leading: Leading | None) -> None:
+        """This is who leads, by etcd. What is older than this router's own leadership is no news."""
+        if leading is None or leading.leader.instance == self.instance:
+            self.leader = None
+            return
+        if self._fence is not None and leading.token <= self._fence.create_revision:
+            return
+        _log.info("router %s leads", leading.leader.address)
+        self.step_down()
+        self.leader = leading.leader
+        if self.driver is not None:
+            self.driver.fail_all(FailureKind.MOVED, f"router {leading.leader.address} leads now")
+        self._turn()
+
+    def _turn(self) -> None:
+        self._turned.set()
+        self._turned = asyncio.Event()
 
     # ---- stages ----
 
@@ -155,9 +197,26 @@ class Leadership:
         self._session = session
         await self._complete.wait()
 
-    async def begin(self, fence: Fence) -> None:
-        """This router leads."""
-        self.lead(fence)
+    async def begin(self, fence: Fence, session: Session) -> None:
+        """This router leads, or goes on leading under another token."""
+        self._session = session
+        self.leader = None
+        self.superseded.clear()
+        if self.pipeline is None:
+            self.lead(fence)
+        else:
+            self._fence = fence
+            self.pipeline.renew(fence)
+            self._talk_to_directory()
+        self._turn()
+
+    def standing_by(self, leader_ready: bool) -> None:
+        """Another router leads, and is ready or not."""
+        self.leader_ready = leader_ready
+
+    def cannot_lead(self, reason: str) -> None:
+        """Why this router cannot be elected; empty when it can."""
+        self.hindrance = reason
 
     def step_down(self) -> None:
         """This router does not lead (any more), or the process stops: let go of the pipeline now, so that the ends of
@@ -187,8 +246,14 @@ class Leadership:
             self._tasks,
             apply=self._apply,
             on_ready=self._epoch_ready,
+            superseded=self.superseded.set,
         )
         self.pipeline.stages_changed(self.stages)
+        self._talk_to_directory()
+
+    def _talk_to_directory(self) -> None:
+        if self._directory_task is not None:
+            self._directory_task.cancel()
         self._directory_task = self._tasks.spawn(self.directory.run(), "directory")
 
     # ---- between the parts ----

@@ -42,8 +42,11 @@ class Pipeline:
         *,
         apply: Callable[[router_ev.Event], None],
         on_ready: Callable[[PipelineEpoch], None],
+        superseded: Callable[[], None],
     ) -> None:
         self.keeper = ep.EpochKeeper(stages)
+        self.etcd_error = ""
+        """Why the epoch could not be raised at the last try."""
         self._config = config
         self._client = client
         self._keys = keys
@@ -52,6 +55,8 @@ class Pipeline:
         self._tasks = tasks
         self._apply = apply
         self._on_ready = on_ready
+        self._superseded = superseded
+        self._registered: dict[int, StageRegistration] = {}
         self._loop = asyncio.get_running_loop()
         self._controls: dict[StageIndex, StageControl] = {}
         self._control_tasks: dict[StageIndex, asyncio.Task[None]] = {}
@@ -59,20 +64,28 @@ class Pipeline:
         self._ack_timer: asyncio.TimerHandle | None = None
         self._closed = False
 
+    def renew(self, fence: Fence) -> None:
+        """This router leads under another token now; to the stages that it talks to it is the same as before."""
+        self._fence = fence
+
     # ---- stages ----
 
     def stages_changed(self, registrations: dict[int, StageRegistration]) -> None:
-        """Keep one control stream to every registered process; a registration that is gone ends its stream."""
+        """Keep one control stream to every registered process.
+
+        A registration that is gone ends its stream only once the pipeline does not work any more: the stage may have
+        lost sight of etcd, and of nothing else.
+        """
         if self._closed:
             return
+        self._registered = registrations
         if len(registrations) == self._stages:
             try:
                 check_pipeline([registrations[i] for i in range(self._stages)])
             except (RegistrationError, KeyError) as error:
                 _log.error("the registered stages are no pipeline: %s", error)
                 return
-        for stage in [s for s in self._controls if s not in registrations]:
-            self._end_control(stage, "its registration is gone")
+        self._end_unregistered()
         for index, registration in registrations.items():
             stage = StageIndex(index)
             present = self._controls.get(stage)
@@ -84,19 +97,33 @@ class Pipeline:
             self._begin_control(stage, registration)
 
     def _begin_control(self, stage: StageIndex, registration: StageRegistration) -> None:
-        hello = stage_pb2.ControlHello(
+        control = StageControl(
+            registration,
+            lambda: self._hello(registration),
+            on_epoch_event=self.epoch_event,
+            on_report=self._report,
+            superseded=self._superseded,
+        )
+        self._controls[stage] = control
+        self._control_tasks[stage] = self._tasks.spawn(control.run(), f"stage-{stage}-control")
+
+    def _hello(self, registration: StageRegistration) -> stage_pb2.ControlHello:
+        return stage_pb2.ControlHello(
             cluster=self._keys.cluster,
             pipeline=self._keys.pipeline,
-            stage=stage,
+            stage=registration.stage,
             stages=self._stages,
             incarnation=registration.incarnation,
             router_token=self._fence.create_revision,
             ring=2 * self._stages,
             wave_tokens_max=registration.wave_tokens_max,
         )
-        control = StageControl(registration, hello, on_epoch_event=self.epoch_event, on_report=self._report)
-        self._controls[stage] = control
-        self._control_tasks[stage] = self._tasks.spawn(control.run(), f"stage-{stage}-control")
+
+    def _end_unregistered(self) -> None:
+        if self.keeper.phase is ep.EpochPhase.READY:
+            return
+        for stage in [s for s in self._controls if s not in self._registered]:
+            self._end_control(stage, "its registration is gone")
 
     def _end_control(self, stage: StageIndex, reason: str) -> None:
         self._controls.pop(stage, None)
@@ -147,6 +174,7 @@ class Pipeline:
                     _log.info("pipeline ready", extra={"epoch": instruction.epoch})
                     self._on_ready(instruction.epoch)
                     self._apply(router_ev.PipelineReady(instruction.epoch))
+        self._end_unregistered()
 
     async def _raise(self, tries: int) -> None:
         if tries > 1:
@@ -154,15 +182,13 @@ class Pipeline:
         while True:
             try:
                 epoch = await self._client.raise_counter(self._keys.epoch, [self._fence])
-            except FencedError as error:
-                # The leadership hears of it, too, and ends this.
-                _log.warning("epoch not raised: %s", error)
-                return
-            except (EtcdUnavailableError, EtcdAmbiguousError, EtcdReadOnlyError) as error:
-                # Raising once more than needed is harmless.
+            except (FencedError, EtcdUnavailableError, EtcdAmbiguousError, EtcdReadOnlyError) as error:
+                # Raising once more than needed is harmless. Fenced: this router is elected again, or closes this.
                 _log.warning("epoch not raised, trying again: %s", error)
+                self.etcd_error = str(error)
                 await asyncio.sleep(RAISE_RETRY_S)
                 continue
+            self.etcd_error = ""
             self.epoch_event(ep.Raised(PipelineEpoch(epoch)))
             return
 

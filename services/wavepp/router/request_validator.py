@@ -22,7 +22,9 @@ from wavepp.core.limits import (
     TOP_LOGPROBS_MAX,
 )
 from wavepp.core.router.requests import NewRequest
+from wavepp.core.waves.types import ChosenToken
 from wavepp.router.errors import NeverFitsError, UnknownNameError
+from wavepp.router.response import chosen_token
 from wavepp.router.tokenizer import TextCodec
 from wavepp.v1 import prefill_pb2, types_pb2
 
@@ -84,9 +86,28 @@ class RequestValidator:
             end_tokens=frozenset() if message.ignore_eos else self.model.eos_token_ids,
             priority=message.priority,
             context=types_pb2.GrantContext(request_id=request, traceparent=traceparent, sampling=sampling),
+            generated=self._generated(message, output_tokens),
         )
 
     # ---- checks ----
+
+    def _generated(self, message: prefill_pb2.PrefillRequest, output_tokens: int) -> tuple[ChosenToken, ...]:
+        """What an earlier call has given, which must leave something to do."""
+        given = message.generated
+        if len(given) >= output_tokens:
+            raise InvalidInputError(f"{len(given)} tokens are generated already; max_tokens is {output_tokens}")
+        for place, token in enumerate(given):
+            if token.index != place:
+                raise InvalidInputError(f"generated token {place} has index {token.index}; give them in order, from 0")
+            if token.token_id >= self.model.vocab_size:
+                raise InvalidInputError(
+                    f"generated token {place} has id {token.token_id}; ids must be 0 to {self.model.vocab_size - 1}"
+                )
+            if token.token_id in self.model.eos_token_ids and not message.ignore_eos:
+                raise InvalidInputError(f"generated token {place} ends the text; there is nothing to go on with")
+            if len(token.top) > TOP_LOGPROBS_MAX:
+                raise InvalidInputError(f"generated token {place} has {len(token.top)} alternatives, at most 20")
+        return tuple(chosen_token(token) for token in given)
 
     def _request_id(self, message: prefill_pb2.PrefillRequest) -> RequestId:
         name = message.request_id

@@ -1,10 +1,27 @@
-"""The answer to a client, for the wire."""
+"""Tokens and the answer to a client, for the wire."""
 
 from __future__ import annotations
 
 from wavepp.codec.types import encode_reuse
 from wavepp.core.router.requests import RequestOutcome
+from wavepp.core.waves.types import ChosenToken
 from wavepp.v1 import prefill_pb2, types_pb2
+
+
+def prefill_token(index: int, chosen: ChosenToken, text: str) -> prefill_pb2.PrefillToken:
+    """A token as a stream gives it."""
+    return prefill_pb2.PrefillToken(
+        index=index, token_id=chosen.token, text=text, logprob=chosen.logprob, top=_top(chosen)
+    )
+
+
+def chosen_token(given: prefill_pb2.PrefillToken) -> ChosenToken:
+    """The reverse."""
+    return ChosenToken(given.token_id, given.logprob, tuple((t.token, t.logprob) for t in given.top))
+
+
+def _top(chosen: ChosenToken) -> list[types_pb2.TokenLogprob]:
+    return [types_pb2.TokenLogprob(token=t, logprob=p) for t, p in chosen.top]
 
 
 def prefill_response(outcome: RequestOutcome, text: str) -> prefill_pb2.PrefillResponse:
@@ -36,5 +53,5 @@ def prefill_response(outcome: RequestOutcome, text: str) -> prefill_pb2.PrefillR
         waves=outcome.waves,
         attempts=outcome.attempts,
         first_token=types_pb2.TokenLogprob(token=first.token, logprob=first.logprob),
-        first_token_top=[types_pb2.TokenLogprob(token=t, logprob=p) for t, p in first.top],
+        first_token_top=_top(first),
     )

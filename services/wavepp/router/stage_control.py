@@ -25,11 +25,14 @@ class StageControl:
     def __init__(
         self,
         registration: StageRegistration,
-        hello: stage_pb2.ControlHello,
+        hello: Callable[[], stage_pb2.ControlHello],
         *,
         on_epoch_event: Callable[[ep.Event], None],
         on_report: Callable[[StageIndex, stage_pb2.ControlEvent], None],
+        superseded: Callable[[], None],
     ) -> None:
+        """`hello` makes the first message of each stream; `superseded` hears of a router with a higher token."""
+        self.superseded = superseded
         self.registration = registration
         self.stage = StageIndex(registration.stage)
         self._hello = hello
@@ -57,7 +60,7 @@ class StageControl:
 
     def hello(self) -> stage_pb2.ControlCommand:
         """Whom this router means, and that it leads."""
-        return stage_pb2.ControlCommand(hello=self._hello)
+        return stage_pb2.ControlCommand(hello=self._hello())
 
     def greeted(self, event: stage_pb2.ControlEvent) -> None:
         """The stage is the one that was meant."""

@@ -170,6 +170,13 @@ class RequestTrace:
             else:
                 self._span.end()
 
+    def relayed(self, address: str) -> None:
+        """Another router has answered, and has the rest of the trace."""
+        if self._span is not None and not self._over:
+            self._over = True
+            self._span.set_attribute("wavepp.relayed_to", address)
+            self._span.end()
+
     def failed(self, error: BaseException) -> None:
         """The request ended without its tokens."""
         if self._span is not None and not self._over:

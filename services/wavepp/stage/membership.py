@@ -14,9 +14,10 @@ from wavepp.core.ids import Incarnation
 from wavepp.infra.backoff import Backoff
 from wavepp.infra.errors import StartupError
 from wavepp.infra.etcd.client import EtcdClient
-from wavepp.infra.etcd.errors import EtcdError, SessionLostError
+from wavepp.infra.etcd.errors import EtcdError
 from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.infra.etcd.session import Session
+from wavepp.infra.etcd.types import PutOp, created_at
 from wavepp.infra.registration import RegistrationError, StageRegistration, check_fit
 from wavepp.infra.rpc import open_channel
 from wavepp.v1 import stage_pb2, stage_pb2_grpc
@@ -68,7 +69,8 @@ class Membership:
         backoff = Backoff()
         while True:
             if self._session is not None:
-                await self._until_gone(self._session)
+                if not await self._until_gone(self._session) and await self._stay():
+                    continue
                 await self.close()
             try:
                 await self._register()
@@ -86,12 +88,40 @@ class Membership:
 
     # ---- inside ----
 
+    async def _stay(self) -> bool:
+        """Register again as the same incarnation, on a new lease: this process lost sight of etcd, and maybe of nothing
+        else. Waits for etcd as long as it takes; False when another process has the place now.
+        """
+        key, backoff = self._keys.stage(self._registration.stage), Backoff()
+        while True:
+            session = Session(self._client, self._lease_ttl_s)
+            try:
+                await session.start()
+                put = PutOp(key, self._registration.encode(), session.lease)
+                result = await self._client.txn([created_at(key, 0)], [put])
+                if result.succeeded:
+                    lost, self._session = self._session, session
+                    break
+            except EtcdError as error:
+                _log.warning("not registered again, trying on: %s", error)
+                result = None
+            finally:
+                if self._session is not session:
+                    await session.close()
+            if result is not None:
+                return False
+            await asyncio.sleep(backoff.next_s())
+        if lost is not None:
+            await lost.close()
+        _log.warning("registered again on a new lease, incarnation %s", self._registration.incarnation)
+        return True
+
     async def _register(self) -> None:
         await self._check_free()
         # From the start, so that `close` finds it: this may be cancelled.
         self._session = session = Session(self._client, self._lease_ttl_s)
         incarnation = new_incarnation()
-        registration = self._registration.model_copy(update={"incarnation": incarnation})
+        self._registration = registration = self._registration.model_copy(update={"incarnation": incarnation})
         try:
             await session.start()
             # The stage must know who it is before anybody can read it in etcd.
@@ -102,8 +132,8 @@ class Membership:
             raise
         _log.info("registered as stage %d, incarnation %s", registration.stage, incarnation)
 
-    async def _until_gone(self, session: Session) -> None:
-        """Return when the lease is lost, or when somebody else has taken this stage's key."""
+    async def _until_gone(self, session: Session) -> bool:
+        """Return when the lease is lost, or, True, when somebody else has taken this stage's key."""
         key = self._keys.stage(self._registration.stage)
         while not session.lost.is_set():
             try:
@@ -112,11 +142,15 @@ class Membership:
             except TimeoutError:
                 try:
                     held = await self._client.get(key)
-                    if session.alive and (held is None or held.lease != session.lease):
+                    if held is not None and held.lease != session.lease:
                         _log.error("another process has taken %s: this one steps back", key)
-                        return
-                except (EtcdError, SessionLostError):
+                        return True
+                    if held is None:
+                        _log.error("%s is gone: registering again", key)
+                        return False
+                except EtcdError:
                     continue
+        return False
 
     async def _check_free(self) -> None:
         """Refuse when a living process is registered as this stage. A dead one's entry is simply replaced."""

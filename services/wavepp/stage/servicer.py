@@ -9,7 +9,7 @@ import grpc
 
 from wavepp.codec import control, rounds
 from wavepp.core.cache.types import PoolUsage
-from wavepp.core.errors import PeerProtocolError
+from wavepp.core.errors import PeerProtocolError, SupersededError
 from wavepp.core.ids import GrantId
 from wavepp.infra.memory import resident_bytes
 from wavepp.infra.outbox import Outbox
@@ -72,7 +72,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                 f"{worker.config.pipeline}"
             )
         if hello.directory_epoch < self._directory_epoch or not hello.directory_epoch:
-            raise PeerProtocolError(f"directory epoch {hello.directory_epoch} is over, {self._directory_epoch} leads")
+            raise SupersededError(f"directory epoch {hello.directory_epoch} is over, {self._directory_epoch} leads")
         self._directory_epoch = hello.directory_epoch
         worker.rounds.close()
         worker.rounds = outbox
@@ -123,7 +123,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                 f"the router means {theirs} {hello.incarnation}, this is {mine} {worker.incarnation}"
             )
         if hello.router_token < self._router_token or not hello.router_token:
-            raise PeerProtocolError(f"router {hello.router_token} is deposed, {self._router_token} leads")
+            raise SupersededError(f"router {hello.router_token} is deposed, {self._router_token} leads")
         if hello.wave_tokens_max > worker.config.wave_tokens_max:
             raise PeerProtocolError(
                 f"the router plans waves of {hello.wave_tokens_max} tokens, this stage has room for "

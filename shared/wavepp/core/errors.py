@@ -48,3 +48,7 @@ class TransitionError(InvariantError):
 
 class PeerProtocolError(WaveppError):
     """The other side broke the protocol. The link or stream to it is torn down; we did nothing wrong."""
+
+
+class SupersededError(PeerProtocolError):
+    """The other side leads no more: somebody with a higher token has been here."""

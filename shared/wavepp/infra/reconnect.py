@@ -9,10 +9,11 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import grpc
 
-from wavepp.core.errors import PeerProtocolError
+from wavepp.core.errors import InvariantError, PeerProtocolError, WaveppError
 from wavepp.infra.backoff import Backoff
-from wavepp.infra.outbox import Outbox, OutboxFullError
+from wavepp.infra.outbox import Outbox
 from wavepp.infra.rpc import open_channel
+from wavepp.infra.rpc_errors import SUPERSEDED
 from wavepp.infra.streams import client_stream
 
 _log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class StreamOwner(Protocol[Command_co, Event_contra]):
     """What talks over a stream. Called on the event loop; must not block."""
 
     def hello(self) -> Command_co:
-        """The first message of a new stream."""
+        """The first message of a new stream. Raises WaveppError when there is nothing to say now."""
 
     def greeted(self, event: Event_contra) -> None:
         """The answer to the hello: the stream is up. Raises PeerProtocolError for anything else."""
@@ -37,6 +38,9 @@ class StreamOwner(Protocol[Command_co, Event_contra]):
 
     def lost(self, reason: str) -> None:
         """The stream broke, could not be made, or is given up."""
+
+    def superseded(self) -> None:
+        """The peer has seen a later leader than the one that this stream speaks for."""
 
 
 class ReconnectingStream(Generic[Command, Event]):
@@ -80,7 +84,11 @@ class ReconnectingStream(Generic[Command, Event]):
                     await self._talk(channel, backoff)
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
-            except (PeerProtocolError, OutboxFullError, TimeoutError) as error:
+                if error.code() is SUPERSEDED:
+                    self._owner.superseded()
+            except InvariantError:
+                raise
+            except (WaveppError, TimeoutError) as error:
                 reason = str(error) or "no answer in time"
             finally:
                 self._outbox.close()

@@ -70,15 +70,19 @@ class RpcServer:
     """A gRPC server with health and reflection. Not serving, to the health service, until `set_serving(True)`; alive,
     under the name LIVENESS, as soon as it answers.
 
-    `errors` adds a service's own errors to the table that maps errors to statuses. As `async with server` it is
-    stopped at the end, whether or not it was started.
+    `errors` adds a service's own errors to the table that maps errors to statuses. `instance` is this process' own
+    name for the health service: who asks under it is told nothing about another process at the same address.
+    As `async with server` it is stopped at the end, whether or not it was started.
     """
 
-    def __init__(self, *, errors: ErrorTable | None = None, rpcs_max: int = RPCS_MAX) -> None:
+    def __init__(
+        self, *, errors: ErrorTable | None = None, rpcs_max: int = RPCS_MAX, instance: str | None = None
+    ) -> None:
         self._server = grpc.aio.server(
             interceptors=[ErrorInterceptor(errors)], options=SERVER_OPTIONS, maximum_concurrent_rpcs=rpcs_max
         )
         self._names: list[str] = [health.SERVICE_NAME, reflection.SERVICE_NAME]
+        self._unlisted = ("",) if instance is None else ("", instance)
         self._health: Any = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
@@ -110,7 +114,7 @@ class RpcServer:
     async def set_serving(self, serving: bool) -> None:
         """What the health service answers, for the server as a whole and for each service. No effect while stopping."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", *self._names):
+        for name in (*self._unlisted, *self._names):
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from wavepp.core.errors import InvalidInputError, PeerProtocolError, WaveppError
+from wavepp.core.errors import InvalidInputError, PeerProtocolError, SupersededError, WaveppError
 from wavepp.infra.etcd.errors import (
     EtcdAmbiguousError,
     EtcdError,
@@ -41,9 +41,13 @@ class ErrorStatus:
 ErrorTable = Mapping[type[BaseException], ErrorStatus]
 _Decode = Callable[[Any], Any]
 
+SUPERSEDED: Final = grpc.StatusCode.PERMISSION_DENIED
+"""What a process hears that still acts as the leader it was. Nothing else here gives it."""
+
 ERROR_STATUS: Final[ErrorTable] = {
     InvalidInputError: ErrorStatus(grpc.StatusCode.INVALID_ARGUMENT),
     PeerProtocolError: ErrorStatus(grpc.StatusCode.FAILED_PRECONDITION),
+    SupersededError: ErrorStatus(SUPERSEDED),
     WaveppError: ErrorStatus(grpc.StatusCode.INTERNAL),
     EtcdError: ErrorStatus(grpc.StatusCode.INTERNAL),
     EtcdUnavailableError: ErrorStatus(grpc.StatusCode.UNAVAILABLE, 500),

@@ -55,6 +55,7 @@ class PrefillRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    GENERATED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique among the requests in flight; made up by the router when empty. At most 128 bytes."""
     text: _builtins.str
@@ -76,6 +77,12 @@ class PrefillRequest(_message.Message):
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
     def sampling(self) -> _types_pb2.Sampling: ...
+    @_builtins.property
+    def generated(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefillToken]:
+        """Tokens that an earlier call for the same request gave before it broke, as its stream gave them, from index 0 on: the
+        answer goes on after them and counts them in. They belong to the output budget.
+        """
+
     def __init__(
         self,
         *,
@@ -91,10 +98,11 @@ class PrefillRequest(_message.Message):
         sampling: _types_pb2.Sampling | None = ...,
         ignore_eos: _builtins.bool = ...,
         chat: _builtins.bool = ...,
+        generated: _abc.Iterable[Global___PrefillToken] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_cache_salt", b"_cache_salt", "_max_tokens", b"_max_tokens", "adapter", b"adapter", "cache_salt", b"cache_salt", "max_tokens", b"max_tokens", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_cache_salt", b"_cache_salt", "_max_tokens", b"_max_tokens", "adapter", b"adapter", "cache_salt", b"cache_salt", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_cache_salt", b"_cache_salt", "_max_tokens", b"_max_tokens", "adapter", b"adapter", "cache_salt", b"cache_salt", "chat", b"chat", "generated", b"generated", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
     _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015
@@ -250,20 +258,29 @@ class PrefillToken(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Counts from 0; nothing is sent twice, whatever broke in between."""
     token_id: _builtins.int
     text: _builtins.str
+    logprob: _builtins.float
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprob]:
+        """Of the first token, as many as `Sampling.top_logprobs` asks for."""
+
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
         token_id: _builtins.int = ...,
         text: _builtins.str = ...,
+        logprob: _builtins.float = ...,
+        top: _abc.Iterable[_types_pb2.TokenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "logprob", b"logprob", "text", b"text", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

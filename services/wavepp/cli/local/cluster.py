@@ -34,7 +34,8 @@ class ClusterNotReadyError(WaveppError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """What to start. `stage_arguments`, `router_arguments`, `directory_arguments` and `common_arguments` are flags as
+    """What to start. Of several routers and directories one leads, the others stand by; `router_port` is the first
+    one's. `stage_arguments`, `router_arguments`, `directory_arguments` and `common_arguments` are flags as
     the processes take them; `per_stage` adds flags for one stage. `etcd_endpoints`: a user's own etcd instead of ours.
     """
 
@@ -42,6 +43,8 @@ class ClusterSpec:
     model: str
     stages: int
     router_port: int = 0
+    routers: int = 1
+    directories: int = 1
     tokenizer: Path | None = None
     etcd_endpoints: str = ""
     common_arguments: tuple[str, ...] = ()
@@ -59,8 +62,9 @@ class LocalCluster:
         self.router_port = spec.router_port or free_port()
         self.etcd: EtcdServer | None = None
         self.stages: list[ManagedProcess] = []
-        self.directory: ManagedProcess | None = None
-        self.router: ManagedProcess | None = None
+        self.directories: list[ManagedProcess] = []
+        self.routers: list[ManagedProcess] = []
+        self.router_ports: list[int] = []
         self._etcd_started: list[float] = []
 
     def __enter__(self) -> LocalCluster:
@@ -76,8 +80,23 @@ class LocalCluster:
 
     @property
     def address(self) -> str:
-        """Where clients connect."""
+        """Where clients connect: the first router's."""
         return f"127.0.0.1:{self.router_port}"
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of all routers."""
+        return [f"127.0.0.1:{port}" for port in self.router_ports]
+
+    @property
+    def router(self) -> ManagedProcess | None:
+        """The first router."""
+        return self.routers[0] if self.routers else None
+
+    @property
+    def directory(self) -> ManagedProcess | None:
+        """The first directory."""
+        return self.directories[0] if self.directories else None
 
     @property
     def etcd_endpoints(self) -> str:
@@ -87,7 +106,7 @@ class LocalCluster:
     @property
     def processes(self) -> list[ManagedProcess]:
         """All but etcd, in the order in which they start."""
-        return [p for p in (self.directory, self.router, *self.stages) if p is not None]
+        return [*self.directories, *self.routers, *self.stages]
 
     @property
     def pids(self) -> dict[str, int]:
@@ -114,13 +133,15 @@ class LocalCluster:
             self._etcd_started.append(time.monotonic())
             note_processes(spec.run_dir, self.pids)
         common = ("--etcd-endpoints", self.etcd_endpoints, *spec.common_arguments)
-        # A port that stays: started again, the directory is known by its address and leads at once.
-        directory = (*common, "--bind-port", str(free_port()), *spec.directory_arguments)
-        self.directory = self._spawn("directory", "wavepp.directory", directory)
-        router = [*common, "--bind-port", str(self.router_port)]
-        if spec.tokenizer is not None:
-            router += ["--tokenizer", str(spec.tokenizer)]
-        self.router = self._spawn("router", "wavepp.router", (*router, *spec.router_arguments))
+        for index in range(spec.directories):
+            # A port that stays: started again, it knows by its address that its predecessor is gone.
+            arguments = (*common, "--bind-port", str(free_port()), *spec.directory_arguments)
+            self.directories.append(self._spawn(_numbered("directory", index), "wavepp.directory", arguments))
+        self.router_ports = [self.router_port, *(free_port() for _ in range(1, spec.routers))]
+        tokenizer = ("--tokenizer", str(spec.tokenizer)) if spec.tokenizer is not None else ()
+        for index, port in enumerate(self.router_ports):
+            arguments = (*common, "--bind-port", str(port), *tokenizer, *spec.router_arguments)
+            self.routers.append(self._spawn(_numbered("router", index), "wavepp.router", arguments))
         for index in range(spec.stages):
             arguments = (
                 *common,
@@ -198,10 +219,10 @@ class LocalCluster:
     # ---- stop ----
 
     def stop(self) -> None:
-        """Stop everything: the router first, so that what runs can end, etcd last."""
-        if self.router is not None:
-            self.router.stop()
-        rest = [p for p in self.processes if p is not self.router]
+        """Stop everything: the routers first, so that what runs can end, etcd last."""
+        for router in reversed(self.routers):
+            router.stop()
+        rest = [p for p in self.processes if p not in self.routers]
         for process in rest:
             process.signal(signal.SIGTERM)
         for process in rest:
@@ -216,6 +237,10 @@ class LocalCluster:
         """End everything at once: for a user who does not want to wait for `stop`, which must still be called."""
         for process in self.processes:
             process.signal(signal.SIGKILL)
+
+
+def _numbered(name: str, index: int) -> str:
+    return f"{name}-{index + 1}" if index else name
 
 
 def free_port() -> int:

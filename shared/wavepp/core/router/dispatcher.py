@@ -211,6 +211,10 @@ class Dispatcher:
         self._arrivals += 1
         record = RequestRecord(new, self._arrivals, Times(now_ms), tokens=bytearray(new.prompt))
         record.keys = bytearray(new.keys)
+        if new.generated:
+            for chosen in new.generated:
+                record.add_output(chosen)
+            record.extend_keys(self._block_tokens)
         self._requests[new.request] = record
         self._queue.push(record)
 
@@ -301,7 +305,7 @@ class Dispatcher:
         match verdict:
             case Granted():
                 record.apply(RequestEvent.GRANTED)
-                if not record.outputs:
+                if not record.times.first_token:
                     # A later attempt goes on after tokens that the client has: its first token came before this.
                     record.times.granted = now_ms
                 record.attempts += 1

@@ -68,6 +68,8 @@ class FailureKind(Enum):
     PIPELINE = "pipeline"
     INTERNAL = "internal"
     SHUTDOWN = "shutdown"
+    MOVED = "moved"
+    """Another router takes it on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class NewRequest:
     """A request that passed the door's checks.
 
     `prompt`: token bytes. `keys`: packed keys of its full blocks; `root_key`: what the chain begins with.
-    `output_tokens_max`: the output budget, at least 1. `context` goes to the stages as it is.
+    `output_tokens_max`: the output budget, at least 1. `context` goes to the stages as it is. `generated`: tokens that
+    an earlier call has given; the answer goes on after them.
     """
 
     request: RequestId
@@ -86,6 +89,7 @@ class NewRequest:
     end_tokens: frozenset[int]
     priority: int
     context: object
+    generated: tuple[ChosenToken, ...] = ()
 
 
 @dataclass(slots=True)

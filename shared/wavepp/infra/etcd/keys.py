@@ -1,8 +1,9 @@
 """Where things are in etcd. Nothing else knows the names.
 
 /wavepp/<cluster>/stages/<pipeline>/<stage>      a stage's registration             (on the stage's lease)
-/wavepp/<cluster>/leaders/directory/<pipeline>   address of the directory's leader  (on its lease)
-/wavepp/<cluster>/leaders/router/<pipeline>      address of the router's leader     (on its lease)
+/wavepp/<cluster>/leaders/directory/<pipeline>   the directory that leads           (on its lease)
+/wavepp/<cluster>/leaders/router/<pipeline>      the router that leads              (on its lease)
+/wavepp/<cluster>/candidates/<kind>/<pipeline>/<instance>   who could lead: directory, router     (on their leases)
 /wavepp/<cluster>/epochs/<pipeline>              the pipeline's epoch, a counter
 /wavepp/<cluster>/grants/<pipeline>/<record>     the ledger, a record a round       (on the router's lease)
 """
@@ -37,6 +38,16 @@ class PipelineKeys:
     def router(self) -> str:
         """Leadership of the router."""
         return f"/wavepp/{self.cluster}/leaders/router/{self.pipeline}"
+
+    @property
+    def directory_candidates(self) -> str:
+        """Prefix of the directories that lead or could."""
+        return f"/wavepp/{self.cluster}/candidates/directory/{self.pipeline}/"
+
+    @property
+    def router_candidates(self) -> str:
+        """Prefix of the routers that lead or could."""
+        return f"/wavepp/{self.cluster}/candidates/router/{self.pipeline}/"
 
     @property
     def epoch(self) -> str:

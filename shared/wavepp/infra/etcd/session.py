@@ -1,4 +1,8 @@
-"""A process' own etcd lease, with a deadline that does not need etcd to be noticed."""
+"""A process' own etcd lease: lost when etcd says so, and not before.
+
+A silent etcd proves nothing: it may be down, with every lease as it was when it comes back. Whoever leads meanwhile on
+the other side of a partition has a higher token, and that, not a clock, keeps this process from doing harm.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +24,15 @@ _log = logging.getLogger(__name__)
 LEASE_TTL_MIN_S: Final = 5
 LEASE_TTL_MAX_S: Final = 3600
 _RENEW_SHARE: Final = 1 / 3
-"""Renewed each third of the time to live, so that two renewals may fail before it matters."""
-_MARGIN_SHARE: Final = 0.05
-_MARGIN_MAX_S: Final = 1.0
-"""The local deadline lies before etcd's by this much: for a late timer and for clocks that run at different rates."""
+"""Renewed each third of the time to live ..."""
+_ASKED_KEY: Final = "/wavepp/"
+_TRY_SHARE: Final = 1 / 6
+"""... and a try may take half of that, so that two may hang, not only fail, before it matters."""
 
 
 class Session:
-    """One etcd lease, kept alive. `lost` is set no later than its time to live after the last renewal that etcd
-    acknowledged, counted from when that renewal was *sent*: never later than etcd lets go of the keys.
+    """One etcd lease, kept alive. `lost` is set when etcd says that the lease is gone; while etcd cannot be asked,
+    renewals are tried again for ever. So its keys may be gone before `lost` is set: writes must be fenced.
 
     A lost session stays lost; start a new one. Use as `async with Session(client, ttl_s) as session`.
     """
@@ -40,9 +44,8 @@ class Session:
         self._client = client
         self._ttl_s = ttl_s
         self._lease = 0
-        self._deadline = 0.0
         self._failing = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._renewing: asyncio.Task[None] | None = None
         self.lost = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -66,32 +69,27 @@ class Session:
 
     @property
     def alive(self) -> bool:
-        """True while etcd certainly keeps the lease. Exact even when the event loop is late to set `lost`."""
-        return self._lease != 0 and not self.lost.is_set() and time.monotonic() < self._deadline
+        """Whether etcd keeps the lease, for all that is known."""
+        return self._lease != 0 and not self.lost.is_set()
 
     @property
     def degraded(self) -> bool:
-        """True when the last renewal failed: etcd seems unavailable, though the lease still holds."""
+        """True when the last renewal failed: etcd seems unavailable."""
         return self._failing or not self.alive
 
     async def start(self) -> None:
         """Get the lease. Raises EtcdError when etcd does not give one within the client's time limit."""
         if self._lease:
             raise InvalidInputError("a session starts once; make a new one")
-        sent = time.monotonic()
-        self._lease, granted_s = await self._client.lease_grant(self._ttl_s)
-        self._acknowledged(sent, granted_s)
-        self._tasks = [
-            asyncio.create_task(self._renew_forever(), name="etcd-session-renew"),
-            asyncio.create_task(self._watch_deadline(), name="etcd-session-deadline"),
-        ]
+        self._lease, _ = await self._client.lease_grant(self._ttl_s)
+        self._renewing = asyncio.create_task(self._renew_forever(), name="etcd-session-renew")
 
     async def close(self) -> None:
         """Stop renewing and revoke the lease, which deletes its keys at once. Sets `lost`. Never raises EtcdError."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+            self._renewing = None
         self.lost.set()
         lease, self._lease = self._lease, 0
         if lease:
@@ -116,46 +114,32 @@ class Session:
                 each.cancel()
             await asyncio.gather(task, lost, return_exceptions=True)
 
-    def _acknowledged(self, sent: float, granted_s: int) -> None:
-        margin_s = min(_MARGIN_MAX_S, granted_s * _MARGIN_SHARE)
-        self._deadline = max(self._deadline, sent + granted_s - margin_s)
-
     async def _renew_forever(self) -> None:
         period_s = self._ttl_s * _RENEW_SHARE
-        limit_s = min(self._client.timeout_s, period_s)
-        backoff = Backoff(max_s=max(0.1, period_s / 3))
-        pause_s = period_s
+        limit_s = min(self._client.timeout_s, self._ttl_s * _TRY_SHARE)
+        backoff = Backoff(max_s=max(0.1, period_s / 4))
+        pause_s, acknowledged = period_s, time.monotonic()
         while True:
             await asyncio.sleep(pause_s)
-            if self.lost.is_set():
-                return  # or the lease, which nobody here stands for any more, would keep others waiting
-            sent = time.monotonic()
             try:
+                if time.monotonic() - acknowledged > self._ttl_s:
+                    # Whoever hears nothing must not keep a lease by renewals that arrive: ask first.
+                    await self._client.get(_ASKED_KEY, timeout_s=limit_s)
                 left_s = await self._client.lease_renew(self._lease, timeout_s=limit_s)
             except EtcdError as error:
-                # The deadline is watched apart from this; here only: try again, soon and not in step with others.
+                # Soon again, and not in step with others.
                 if not self._failing:
                     _log.warning("etcd lease renewal failed, trying again: %s", error)
                 self._failing = True
                 pause_s = backoff.next_s()
                 continue
             if left_s == 0:
-                self._lose("etcd says that it has expired")
+                _log.error("etcd lease %x lost: etcd says that it has expired", self._lease)
+                self.lost.set()
                 return
             if self._failing:
                 _log.info("etcd lease renewal works again")
             self._failing = False
             backoff.reset()
-            self._acknowledged(sent, left_s)
+            acknowledged = time.monotonic()
             pause_s = period_s * random.uniform(0.8, 1.0)
-
-    async def _watch_deadline(self) -> None:
-        # Renewals move the deadline while this sleeps.
-        while (left_s := self._deadline - time.monotonic()) > 0:  # noqa: ASYNC110
-            await asyncio.sleep(left_s)
-        self._lose("no renewal was acknowledged in time")
-
-    def _lose(self, why: str) -> None:
-        if not self.lost.is_set():
-            _log.error("etcd lease %x lost: %s", self._lease, why)
-            self.lost.set()
