@@ -83,7 +83,7 @@ class RpcServer:
         )
         self._names: list[str] = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._unlisted = ("",) if instance is None else ("", instance)
-        self._health: Any = health.aio.HealthServicer()
+        self._health = _HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     async def __aenter__(self) -> Self:
@@ -121,6 +121,29 @@ class RpcServer:
         """Say NOT_SERVING, take no new calls, let the running ones end within `grace_s`, then cancel them."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
+
+
+class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]
+    """The standard one, but that its watches end when the server stops: it would wait for them as for any call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stopping = asyncio.Event()
+
+    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802 - the generated name
+        """What is asked for, and every change of it."""
+        tasks = [asyncio.ensure_future(w) for w in (super().Watch(request, context), self._stopping.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def enter_graceful_shutdown(self) -> None:
+        """Say NOT_SERVING, for good."""
+        await super().enter_graceful_shutdown()
+        self._stopping.set()
 
 
 async def _check_bindable(host: str, port: int) -> None:
