@@ -12,6 +12,7 @@ from wavepp.core.errors import PeerProtocolError
 from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.leadership import Leadership
 from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.session import Session
 from wavepp.infra.etcd.types import Fence, Snapshot
 from wavepp.infra.metrics import Metrics
 from wavepp.infra.outbox import Outbox
@@ -64,7 +65,7 @@ class Directory:
 
     async def lead(self) -> None:
         self.leadership.stages_changed({0: STAGE})
-        await self.leadership.begin(Fence("directory", 3))
+        await self.leadership.begin(Fence("directory", 3), cast(Session, None))
 
     def hello(self, token: int, alignment_tokens: int = 32) -> Outbox[Any]:
         """A router says hello; its outbox."""

@@ -25,7 +25,16 @@ class Bench:
         self.keys = keys
         self.outcomes: asyncio.Queue[RecordWritten] = asyncio.Queue()
         self.times: list[float] = []
-        self.writer = LedgerWriter(client, keys, fences, 0, written=self.outcomes.put_nowait, observe=self.times.append)
+        self.failing: list[str] = []
+        self.writer = LedgerWriter(
+            client,
+            keys,
+            fences,
+            0,
+            written=self.outcomes.put_nowait,
+            observe=self.times.append,
+            failing=self.failing.append,
+        )
 
     async def outcome(self) -> RecordWritten:
         async with asyncio.timeout(WAIT_S):

@@ -36,6 +36,7 @@ def new_writer(etcd: SlowEtcd, outcomes: list[RecordWritten], deletions: Sequenc
         0,
         written=outcomes.append,
         observe=lambda seconds: None,
+        failing=lambda reason: None,
         deletions=deletions,
     )
 

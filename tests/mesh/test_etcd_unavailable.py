@@ -1,21 +1,24 @@
-"""etcd stops for a while, for less than a lease: what runs goes on, what is new waits, nothing restarts."""
+"""etcd stops for longer than a lease, or has no space: what runs goes on, what is new waits, nothing restarts."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from emulated_support import emulated_answer
-from mesh_support import MeshClient, eventually, open_client, running_mesh, write_profile
+from mesh_support import QUICK, SERVING, MeshClient, eventually, open_client, running_mesh, write_profile
 from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
+from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.errors import EtcdReadOnlyError
+from wavepp.infra.etcd.server import EtcdServer
 from wavepp.v1 import prefill_pb2
 
-AWAY_S = 8.0
-LEASE_S = 20
-"""A renewal is due every 6.7 s, so at least 12 s are left of a lease when etcd stops."""
+LEASE_S = 5
+AWAY_S = 2.0 * LEASE_S
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,7 @@ async def test_work_goes_on_while_etcd_is_away(mesh_of_its_own: LocalCluster, cl
     etcd = mesh_of_its_own.etcd
     assert etcd is not None
     before = await client.status()
-    prompt, vocab, budget = list(range(300)), 32_000, 260
+    prompt, vocab, budget = list(range(300)), 32_000, 400
     call = client.stream(prompt, max_tokens=budget)
     assert (await call.read()).token.index == 0
 
@@ -76,3 +79,40 @@ async def test_work_goes_on_while_etcd_is_away(mesh_of_its_own: LocalCluster, cl
     after = await eventually(client.status, lambda s: s.state == "serving", 10.0)
     assert identities(before) == identities(during) == identities(after)
     await client.quiet()
+
+
+async def fill(etcd: EtcdClient) -> None:
+    for i in range(2000):
+        await etcd.put(f"/junk/{i}", b"x" * 200_000)
+
+
+async def test_an_etcd_without_space_deposes_nobody_and_the_status_says_what_is_wrong(tmp_path: Path) -> None:
+    full = EtcdServer(tmp_path / "etcd", tmp_path / "etcd.log", fsync=False, flags=("--quota-backend-bytes=2000000",))
+    await asyncio.to_thread(full.start)
+    try:
+        spec = ClusterSpec(
+            tmp_path,
+            write_profile(tmp_path / "profile.json", launch_ms=20.0),
+            2,
+            etcd_endpoints=full.endpoint,
+            common_arguments=QUICK,
+            stage_arguments=("--link", "socket"),
+        )
+        with running_mesh(spec, quiet_logs=False) as cluster:
+            async with open_client(cluster.address) as client, EtcdClient([full.endpoint]) as etcd:
+                before = await client.status()
+                prompt, budget = list(range(300)), 300
+                running = asyncio.create_task(client.answer(prompt, budget))
+                await eventually(client.status, lambda s: s.router.running == 1)
+                with pytest.raises(EtcdReadOnlyError):
+                    await fill(etcd)
+                waiting = asyncio.create_task(client.answer(list(range(5, 200)), timeout=30))
+                during = await eventually(client.status, lambda s: "space" in s.state)
+                assert during.state.startswith("degraded: directory: the ledger is not written: ")
+                assert await client.readiness() == SERVING
+                await running
+                assert identities(before) == identities(await client.status())
+                assert not waiting.done()
+                waiting.cancel()
+    finally:
+        await asyncio.to_thread(full.stop)

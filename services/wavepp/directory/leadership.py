@@ -162,6 +162,7 @@ class Leadership:
             hello.router_etcd_lease,
             written=admission.apply,
             observe=self._txn_seconds.observe,
+            failing=admission.ledger_failing,
             deletions=self._ledger.deletions if self._ledger is not None else (),
         )
         self._ledger_task = self._tasks.spawn(self._ledger.run(), "ledger")

@@ -53,7 +53,8 @@ def decode_record(value: bytes) -> tuple[PipelineEpoch, tuple[GrantId, ...]]:
 class LedgerWriter:
     """One writer for one pipeline, as long as this directory and that router lead.
 
-    `written` hears the outcome of each round's first write. `observe` hears how long a transaction took, in seconds.
+    `written` hears the outcome of each round's first write, `failing` why nothing can be written, empty when it can
+    again. `observe` hears how long a transaction took, in seconds.
     `deletions` are those that the writer before has left.
     """
 
@@ -66,6 +67,7 @@ class LedgerWriter:
         *,
         written: Callable[[RecordWritten], None],
         observe: Callable[[float], None],
+        failing: Callable[[str], None],
         deletions: Sequence[SetRecord] = (),
     ) -> None:
         self._client = client
@@ -74,6 +76,7 @@ class LedgerWriter:
         self._router_lease = router_lease
         self._written = written
         self._observe = observe
+        self._tell_failing = failing
         self._pending: dict[str, SetRecord] = {r.name: r for r in deletions}
         self._writing: list[SetRecord] = []
         self._changed = asyncio.Event()
@@ -104,10 +107,13 @@ class LedgerWriter:
                 if not self._failing:
                     _log.warning("ledger not written: %s", error)
                 self._failing = True
+                self._tell_failing(f"the ledger is not written: {error}")
                 self._give_up(batch, error)
                 await asyncio.sleep(backoff.next_s())
             else:
-                self._failing = False
+                if self._failing:
+                    self._failing = False
+                    self._tell_failing("")
                 backoff.reset()
             self._writing = []
 

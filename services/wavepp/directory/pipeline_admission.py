@@ -62,6 +62,7 @@ class PipelineAdmission:
         self._stream_tasks: dict[StageIndex, asyncio.Task[NoReturn]] = {}
         self._registrations = registrations
         self._reported_health: tuple[bool, str] | None = None
+        self._ledger_error = ""
         self.apply(directory_ev.LedgerLoaded(records))
 
     def fits(self, registrations: dict[int, StageRegistration]) -> bool:
@@ -90,7 +91,7 @@ class PipelineAdmission:
     ) -> None:
         """A router leads this pipeline and runs these grants; `check_alignment` was passed."""
         self.router.close()
-        self.router, self._ledger, self._reported_health = router, ledger, None
+        self.router, self._ledger, self._reported_health, self._ledger_error = router, ledger, None, ""
         self.apply(directory_ev.RouterConnected(epoch, live, alignment_tokens))
         self.stages_changed(self._registrations)
         self.tell_health()
@@ -140,11 +141,16 @@ class PipelineAdmission:
         if isinstance(event, directory_ev.StageConnected | directory_ev.StageDisconnected):
             self.tell_health()
 
+    def ledger_failing(self, reason: str) -> None:
+        """Why no grant can be recorded; empty when it can. The router goes on asking: each round tries."""
+        self._ledger_error = reason
+        self.tell_health()
+
     def tell_health(self) -> None:
         """Tell the router whether grants can be made."""
         missing = [i for i in range(len(self._registrations)) if not self.core.connected(StageIndex(i))]
         ready = not missing
-        reason = f"no stream to stage {missing[0]}" if missing else ""
+        reason = f"no stream to stage {missing[0]}" if missing else self._ledger_error
         if (ready, reason) != self._reported_health:
             self._reported_health = (ready, reason)
             health = directory_pb2.DirectoryHealth(ready=ready, reason=reason)

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """A candidate. The driver outlives a leadership: requests wait while nobody leads, and move when another one does."""
+    """A candidate. The driver outlives a leadership: requests wait while nobody leads, and move to another leader."""
 
     def __init__(
         self, config: RouterConfig, client: EtcdClient, codec: TextCodec | None, tasks: TaskOwner, instance: str = ""
@@ -87,7 +87,7 @@ class Leadership:
         return self._session is None or self._session.degraded
 
     def require_validator(self) -> tuple[RequestValidator, DispatchDriver]:
-        """What takes requests in, on the router that leads; raises NotServingError before all stages were registered."""
+        """What takes requests in on the leader; raises NotServingError until all stages have been registered."""
         if self.validator is None or self.driver is None:
             raise NotServingError(self.misfit or "the stages of this pipeline are not all registered yet; try again")
         return self.validator, self.driver

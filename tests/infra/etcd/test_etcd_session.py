@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from etcd_support import WAIT_S, LossyProxy, eventually, frozen
+from etcd_support import WAIT_S, LossyProxy, eventually
 from wavepp.core.errors import InvalidInputError
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.election import Election
@@ -172,6 +172,11 @@ async def test_a_leader_that_a_rival_knows_to_be_gone_is_deposed_only_once(etcd:
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
+async def fill(client: EtcdClient) -> None:
+    for i in range(2000):
+        await client.put(f"junk/{i}", b"x" * 200_000)
+
+
 async def test_an_etcd_without_space_deposes_nobody(tmp_path: Path) -> None:
     full = EtcdServer(tmp_path / "data", tmp_path / "log", fsync=False, flags=("--quota-backend-bytes=1000000",))
     await asyncio.to_thread(full.start)
@@ -180,8 +185,7 @@ async def test_an_etcd_without_space_deposes_nobody(tmp_path: Path) -> None:
             leader = Election(session, "leader", b"me")
             await leader.campaign()
             with pytest.raises(EtcdReadOnlyError):
-                for i in range(100):
-                    await client.put(f"junk/{i}", b"x" * 100_000)
+                await fill(client)
             over = asyncio.ensure_future(leader.until_not_held())
             # The watch is read again meanwhile, and the lease renewed.
             with pytest.raises(TimeoutError):

@@ -36,7 +36,7 @@ class Candidate(Protocol):
         """Return when it could lead; cancelled when `session` is lost first."""
 
     async def begin(self, fence: Fence, session: Session) -> None:
-        """It leads from now on, or goes on leading, as `fence` proves. May raise EtcdError, which ends the leadership."""
+        """It leads from now on, or goes on leading, as `fence` proves. Raises EtcdError: then it does not."""
 
     def step_down(self) -> None:
         """It does not lead (any more). May be called again."""
