@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,8 +24,20 @@ class ProfileError(InvalidInputError):
     """There is no such profile, it makes no sense, or it cannot be emulated."""
 
 
+class EmulatedFault(BaseModel):
+    """What a step of stage `stage` does that computes token id `token`: it raises, it ends its process at once (like a
+    crash in native code), or it never ends."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    token: int = Field(ge=0)
+    stage: int = Field(ge=0, le=63)
+    does: Literal["raise", "exit", "hang"]
+
+
 class EmulatedModel(BaseModel):
-    """What emulated stages pretend to run. `hidden_bytes`: bytes per token that cross a cut."""
+    """What emulated stages pretend to run. `hidden_bytes`: bytes per token that cross a cut. `faults`: for trying out
+    failures."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,6 +47,7 @@ class EmulatedModel(BaseModel):
     hidden_size: int = Field(ge=1)
     hidden_bytes: int = Field(ge=16, le=1 << 20)
     eos_token_ids: tuple[int, ...] = ()
+    faults: tuple[EmulatedFault, ...] = Field((), max_length=64)
 
 
 _OLD_FORMAT: Final = (

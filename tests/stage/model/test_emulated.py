@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from emulated_support import emulated_answer
 from wavepp.core.waves.cost import total
-from wavepp.profiles.profile import EmulatedModel, Profile, ProfileError, emulated_profile
+from wavepp.profiles.profile import EmulatedFault, EmulatedModel, Profile, ProfileError, emulated_profile
 from wavepp.stage.model.base import REASON_STATE_MISMATCH, Job, JobChunk, JobError, JobResult, Sampling
 from wavepp.stage.model.emulated import EmulatedStage, fingerprint
 from wavepp.stage.model.factory import plan_model
@@ -54,10 +54,13 @@ class Clock:
         self.now_ns += round(seconds * 1e9)
 
 
-def make_stages(clock: Clock, cuts: tuple[int, ...] = (0, 1, 3, 4)) -> list[EmulatedStage]:
+def make_stages(
+    clock: Clock, cuts: tuple[int, ...] = (0, 1, 3, 4), faults: tuple[EmulatedFault, ...] = ()
+) -> list[EmulatedStage]:
+    profile = PROFILE.model_copy(update={"model": PROFILE.emulated().model_copy(update={"faults": faults})})
     return [
         EmulatedStage(
-            PROFILE,
+            profile,
             stage=i,
             stages=len(cuts) - 1,
             first_layer=a,
@@ -170,6 +173,34 @@ def test_a_step_of_the_default_profile_takes_300_us_and_so_much_a_layer(
         step_us += layers * (0.6 * length + 0.00004 * (2 * start * length + length * length))
     cost = emulated_profile("emulated").stage_cost(stages - 1, stages, layers / 32)
     assert round(1e6 * cost.step_ms(total(chunks))) == round(1000 * step_us)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_fault_of_the_profile_is_met_by_the_chunk_with_its_token_on_its_stage_only(stage: int) -> None:
+    stages = make_stages(Clock(), faults=(EmulatedFault(token=PROMPT[20], stage=stage, does="raise"),))
+    run(stages, PROMPT[:16], 0, TABLE)
+    with pytest.raises(RuntimeError, match=f"token {PROMPT[20]} on stage {stage}"):
+        run(stages, PROMPT[16:24], 16, TABLE)
+    other = run(stages, [PROMPT[20] + 1, *PROMPT[21:]], 16, TABLE)
+    assert not other[-1].failed
+
+
+def test_a_step_that_hangs_sleeps_for_ever() -> None:
+    class EnoughError(Exception):
+        pass
+
+    clock = Clock()
+    (stage,) = make_stages(clock, (0, 4), (EmulatedFault(token=PROMPT[0], stage=0, does="hang"),))
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        if len(clock.slept_s) > 3:
+            raise EnoughError
+
+    stage._sleep = sleep
+    with pytest.raises(EnoughError):
+        run([stage], PROMPT[:8], 0, TABLE)
+    assert sum(clock.slept_s) > 4 * 3000
 
 
 def test_a_job_without_its_input_is_refused() -> None:

@@ -7,8 +7,10 @@ computed on wrong state comes out as a failed grant or as a wrong token: the rig
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,7 @@ from wavepp.core.keys import digest
 from wavepp.core.waves.cost import total
 from wavepp.core.waves.types import ChosenToken
 from wavepp.core.wire.types import NamedTensor, TensorSpec
-from wavepp.profiles.profile import EMULATED, Profile
+from wavepp.profiles.profile import EMULATED, EmulatedFault, Profile
 from wavepp.stage.model.base import (
     REASON_STATE_MISMATCH,
     Job,
@@ -30,11 +32,14 @@ from wavepp.stage.model.base import (
     ModelFacts,
 )
 from wavepp.stage.model.batch import check_job
-from wavepp.stage.model.fingerprints import U64, consistent, extend
+from wavepp.stage.model.fingerprints import U64, consistent, extend, tokens_between
 
 _CARRIED = "fingerprint"
 _FILLER = "filler"
 _CARRIED_BYTES = 16
+
+FAULT_EXIT_CODE: Final = 70
+_HANG_POLL_S: Final = 3600.0
 
 
 def model_name(profile: Profile) -> str:
@@ -76,6 +81,7 @@ class EmulatedStage:
         self._block_tokens = block_tokens
         self._pool: U64 = np.zeros((blocks, block_tokens), dtype=np.uint64)
         self._filler_bytes = self._model.hidden_bytes - _CARRIED_BYTES
+        self._faults = {fault.token: fault for fault in self._model.faults if fault.stage == stage}
         self._clock_ns = clock_ns
         self._sleep = sleep
 
@@ -92,6 +98,8 @@ class EmulatedStage:
             if rows is None:
                 failed.append(JobFailure(chunk.grant, REASON_STATE_MISMATCH))
                 continue
+            if self._faults:
+                self._fail_by(rows, chunk.start)
             good.append(rows)
             if self._last and chunk.sample is not None:
                 token = int(rows[-1, 1]) % self._model.vocab_size
@@ -164,6 +172,24 @@ class EmulatedStage:
         positions = np.arange(chunk.start, chunk.start + chunk.length)
         self._pool[table[positions // self._block_tokens], positions % self._block_tokens] = rows[:, 1]
         return rows
+
+    def _fail_by(self, rows: U64, start: int) -> None:
+        """What the profile says that a step with one of these tokens does."""
+        tokens = tokens_between(rows[:, 0], rows[:, 1], start)
+        for token in np.unique(tokens).tolist():
+            fault = self._faults.get(token)
+            if fault is not None:
+                self._fail(fault)
+
+    def _fail(self, fault: EmulatedFault) -> None:
+        match fault.does:
+            case "raise":
+                raise RuntimeError(f"the profile's fault for token {fault.token} on stage {fault.stage}")
+            case "exit":
+                os._exit(FAULT_EXIT_CODE)
+            case "hang":
+                while True:
+                    self._sleep(_HANG_POLL_S)
 
     def _output(self, good: list[U64]) -> tuple[NamedTensor, ...]:
         rows = np.concatenate(good) if good else np.zeros((0, 2), dtype=np.uint64)

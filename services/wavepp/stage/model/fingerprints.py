@@ -34,9 +34,17 @@ def extend(previous: np.uint64, tokens: npt.NDArray[np.uint32], start: int) -> U
 
 def consistent(fingerprints: U64, vocab: int) -> bool:
     """Whether `fingerprints`, of positions [0, n), can have come from one sequence of tokens below `vocab`."""
-    steps = np.diff(fingerprints, prepend=np.uint64(0))
-    tokens_plus_one = steps * _inverse(weights(0, fingerprints.size))
+    tokens_plus_one = _tokens_plus_one(np.diff(fingerprints, prepend=np.uint64(0)), 0)
     return bool(((tokens_plus_one >= 1) & (tokens_plus_one <= vocab)).all())
+
+
+def tokens_between(before: U64, after: U64, start: int) -> U64:
+    """The token of each position from `start` on, from the fingerprints before and after it."""
+    return _tokens_plus_one(after - before, start) - np.uint64(1)
+
+
+def _tokens_plus_one(steps: U64, start: int) -> U64:
+    return steps * _inverse(weights(start, start + steps.size))
 
 
 def _inverse(odd: U64) -> U64:
