@@ -106,7 +106,19 @@ def ids(count: int) -> bytes:
     return bytes(4 * count)
 
 
+def given(*tokens: tuple[int, int]) -> list[prefill_pb2.PrefillToken]:
+    """Generated tokens, by index and id."""
+    return [prefill_pb2.PrefillToken(index=index, token_id=token) for index, token in tokens]
+
+
 INVALID = [
+    (
+        "nothing left",
+        some(generated=given((0, 1), (1, 2)), max_tokens=2),
+        ("2 tokens are generated", "max_tokens is 2"),
+    ),
+    ("a gap", some(generated=given((0, 1), (2, 2)), max_tokens=9), ("token 1 has index 2",)),
+    ("generated id", some(generated=given((0, VOCAB)), max_tokens=9), (f"id {VOCAB}", f"0 to {VOCAB - 1}")),
     ("no prompt", message(), ("prompt is missing",)),
     ("no ids", request([]), ("prompt is empty", "at least one token")),
     ("no bytes", message(token_bytes=b""), ("prompt is empty", "at least one token")),
@@ -183,6 +195,19 @@ async def test_a_million_tokens_as_repeated_ids_are_served(client: MeshClient) -
     response = await client.answer(prompt, 2)
     assert response.computed_tokens == MILLION
     assert response.waves >= 16
+
+
+async def test_an_answer_goes_on_after_the_tokens_that_an_earlier_stream_gave(client: MeshClient) -> None:
+    prompt, budget = list(range(100, 300)), 8
+    call = client.stream(prompt, max_tokens=budget)
+    first = [(await call.read()).token for _ in range(3)]
+    call.cancel()
+    rest = client.stream(prompt, max_tokens=budget, generated=first)
+    events = [event async for event in rest]
+    assert [event.token.index for event in events[:-1]] == list(range(3, budget))
+    check_answer(events[-1].done, prompt, budget)
+    assert events[-1].done.first_token.logprob == first[0].logprob
+    assert [t.token_id for t in first] + [e.token.token_id for e in events[:-1]] == list(events[-1].done.token_ids)
 
 
 async def test_a_deadline_that_has_passed(client: MeshClient) -> None:
