@@ -11,8 +11,11 @@ import pytest
 
 from wavepp.core.ids import StageIndex
 from wavepp.infra.etcd.client import EtcdClient
+from wavepp.infra.etcd.session import Session
 from wavepp.infra.etcd.types import Fence
+from wavepp.infra.leader import Leader
 from wavepp.infra.registration import StageRegistration
+from wavepp.infra.registry import Leading
 from wavepp.infra.tasks import TaskOwner
 from wavepp.router.admin import AdminServicer
 from wavepp.router.config import RouterConfig
@@ -141,3 +144,35 @@ async def test_the_status_names_a_stage_that_goes_while_it_is_asked(
 def test_a_wave_has_no_more_requests_than_the_stages_take(wanted: int, stages_take: int, expected: int) -> None:
     stages = [stage(i, wave_requests_max=stages_take) for i in range(2)]
     assert planner_config(config(wave_requests_max=wanted), stages).wave_requests_max == expected
+
+
+def leading(token: int, instance: str = "other") -> Leading:
+    return Leading(Leader(address="127.0.0.1:1", instance=instance), token)
+
+
+async def test_a_router_that_hears_of_a_later_leader_steps_down_and_its_requests_move(leadership: Leadership) -> None:
+    leadership.lead(Fence("leader", 7))
+    turned = asyncio.create_task(leadership.turned())
+    await asyncio.sleep(0)
+    leadership.leader_changed(leading(9))
+    assert not leadership.leading
+    assert leadership.leader == leading(9).leader
+    async with asyncio.timeout(5):
+        await turned
+
+
+@pytest.mark.parametrize("news", [None, leading(3), leading(7, instance="me")], ids=["nobody", "earlier", "itself"])
+async def test_old_news_of_leaders_depose_nobody(leadership: Leadership, news: Leading | None) -> None:
+    leadership.instance = "me"
+    leadership.lead(Fence("leader", 7))
+    leadership.leader_changed(news)
+    assert leadership.leading
+    assert leadership.leader is None
+
+
+async def test_a_router_that_is_elected_again_keeps_its_pipeline(leadership: Leadership) -> None:
+    leadership.lead(Fence("leader", 7))
+    pipeline = leadership.pipeline
+    await leadership.begin(Fence("leader", 9), cast(Session, None))
+    assert leadership.pipeline is pipeline
+    assert leadership.leading
