@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from wavepp.infra.leader import Leader
 from wavepp.infra.telemetry import TracingOptions, setup_telemetry
+from wavepp.router import front_door
 from wavepp.router.config import RouterConfig
-from wavepp.router.errors import NotServingError
+from wavepp.router.errors import MovedError, NotServingError
 from wavepp.router.front_door import PrefillServicer
 from wavepp.router.leadership import Leadership
 from wavepp.router.relay import Relay
@@ -54,3 +58,53 @@ async def test_a_request_that_is_read_when_the_stages_are_replaced_does_not_go_t
     door.meanwhile = lambda: door.drivers.append(object())
     with pytest.raises(NotServingError, match="replaced"):
         await door.servicer.Prefill(prefill_pb2.PrefillRequest(), cast(Any, Context()))
+
+
+def tokens(*ids: int) -> list[prefill_pb2.PrefillToken]:
+    return [prefill_pb2.PrefillToken(index=index, token_id=token) for index, token in enumerate(ids)]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [((), 0), ((5,), 1), ((5, 6, 7), 2), ((5, 9), 1)], ids=["none", "some", "all", "an end token"]
+)
+def test_a_request_that_moves_leaves_something_to_compute(given: tuple[int, ...], kept: int) -> None:
+    request = prefill_pb2.PrefillRequest(text="a", max_tokens=3)
+    resumed = front_door._resumed(request, tokens(*given), frozenset({9}))
+    assert list(resumed.generated) == tokens(*given)[:kept]
+    assert resumed.text == "a"
+
+
+class Moving:
+    """A relay to a leader that gives all tokens and dies before it ends the answer; the next one gives the rest."""
+
+    def __init__(self) -> None:
+        self.asked: list[prefill_pb2.PrefillRequest] = []
+
+    async def events(
+        self, _leader: Leader, request: prefill_pb2.PrefillRequest, *_rest: object
+    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+        self.asked.append(request)
+        assert len(request.generated) < request.max_tokens
+        for token in tokens(5, 6)[len(request.generated) :]:
+            yield prefill_pb2.PrefillEvent(token=token)
+        if len(self.asked) == 1:
+            raise MovedError("it died")
+        yield prefill_pb2.PrefillEvent(done=prefill_pb2.PrefillResponse(token_ids=[5, 6]))
+
+
+async def test_an_answer_whose_leader_died_before_its_last_word_is_ended_by_the_next() -> None:
+    relay = Moving()
+    leadership = SimpleNamespace(
+        leading=False,
+        leader=Leader(address="127.0.0.1:1", instance="a"),
+        config=RouterConfig(),
+        validator=None,
+        turned=asyncio.Event().wait,
+    )
+    tracing = Tracing(setup_telemetry("test", TracingOptions()))
+    servicer = PrefillServicer(cast(Leadership, leadership), cast(Relay, relay), tracing)
+    request = prefill_pb2.PrefillRequest(text="a", max_tokens=2)
+    events = [event async for event in servicer.PrefillStream(request, cast(Any, Context()))]
+    assert [event.token.token_id for event in events[:-1]] == [5, 6], "each once"
+    assert list(events[-1].done.token_ids) == [5, 6]
+    assert len(relay.asked) == 2

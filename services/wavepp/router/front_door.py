@@ -149,8 +149,10 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
                 async with contextlib.aclosing(source) as events:
                     async for event in events:
                         if event.HasField("token"):
-                            given.append(event.token)
                             until = time.monotonic() + self._leader_wait_s
+                            if event.token.index < len(given):
+                                continue  # the last one again, see `_resumed`
+                            given.append(event.token)
                         yield event
                 return
             except MovedError as error:
@@ -158,10 +160,14 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
                     raise NotLeadingError(str(error)) from error
                 if time.monotonic() > until:
                     raise
-                request = _resumed(request, given)
+                request = _resumed(request, given, self._end_tokens(request))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(backoff.next_s()):
                     await self._leadership.turned()
+
+    def _end_tokens(self, request: prefill_pb2.PrefillRequest) -> frozenset[int]:
+        validator = self._leadership.validator
+        return frozenset() if validator is None or request.ignore_eos else validator.model.eos_token_ids
 
     @property
     def _leader_wait_s(self) -> float:
@@ -261,8 +267,15 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         return codec.decode(tokens) if codec else ""
 
 
-def _resumed(request: prefill_pb2.PrefillRequest, given: list[prefill_pb2.PrefillToken]) -> prefill_pb2.PrefillRequest:
-    """The request as it goes on after the tokens that the client has."""
+def _resumed(
+    request: prefill_pb2.PrefillRequest, given: list[prefill_pb2.PrefillToken], end_tokens: frozenset[int]
+) -> prefill_pb2.PrefillRequest:
+    """The request as it goes on after the tokens that the client has. Where these are all, the last one is asked for
+    again: only the end of the answer is missing, and whoever computes the last token gives it.
+    """
+    budget = request.max_tokens if request.HasField("max_tokens") else 1
+    if given and (len(given) >= budget or given[-1].token_id in end_tokens):
+        given = given[:-1]
     resumed = prefill_pb2.PrefillRequest()
     resumed.CopyFrom(request)
     del resumed.generated[:]
