@@ -5,13 +5,18 @@ PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 PROTOS := $(sort $(wildcard proto/wavepp/v1/*.proto))
 
-.PHONY: demo test lint proto proto-check format lock clean
+.PHONY: demo test test-long lint proto proto-check format lock clean
 
 demo: $(STAMP)
 	$(PY) -m wavepp.cli demo
 
 test: $(STAMP) lint
 	$(PY) -m pytest
+
+# What takes longer than anybody wants to wait for at each change.
+test-long: $(STAMP)
+	$(PY) -m pytest -m long --timeout 600
+	$(PY) -m perf.faults
 
 lint: $(STAMP) proto-check
 	$(VENV)/bin/ruff check .

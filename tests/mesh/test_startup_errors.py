@@ -1,4 +1,4 @@
-"""A process that cannot start says why in one line and ends with an exit code other than 0."""
+"""A process that cannot start says why in one log entry and ends with an exit code other than 0."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from mesh_support import MeshClient, write_profile
 from wavepp.cli.local.cluster import LocalCluster, free_port
 
+USAGE = 2
 LIMIT_S = 30.0
 """For a start that fails, on a busy machine; most of it is Python's imports."""
 
@@ -21,7 +22,7 @@ STAGE = ("--stage", "0", "--stages", "2")
 
 
 def start(service: str, *arguments: str) -> tuple[int, str]:
-    """Exit code, and the only line that is no log entry of what went well before."""
+    """Exit code, and what the only line says that is no log entry of what went well before."""
     ended = subprocess.run(
         [sys.executable, "-m", f"wavepp.{service}", *arguments],
         stdin=subprocess.DEVNULL,
@@ -33,12 +34,16 @@ def start(service: str, *arguments: str) -> tuple[int, str]:
     assert not ended.stdout
     lines = [line for line in ended.stderr.splitlines() if not is_info(line)]
     assert len(lines) == 1, ended.stderr
-    return ended.returncode, lines[0]
+    if ended.returncode == USAGE:
+        return ended.returncode, lines[0]
+    entry = json.loads(lines[0])
+    assert entry["level"] == "critical"
+    return ended.returncode, str(entry["msg"])
 
 
 def is_info(line: str) -> bool:
     try:
-        return json.loads(line)["level"] in ("debug", "info")
+        return json.loads(line)["level"] in ("debug", "info", "warning")
     except ValueError:
         return False
 
@@ -58,7 +63,7 @@ def service_arguments(service: str, model: str) -> tuple[str, ...]:
 def test_etcd_that_cannot_be_reached(service: str, profile: str) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     code, line = start(
-        service, *service_arguments(service, profile), "--etcd-endpoints", nobody, "--etcd-timeout-s", "1"
+        service, *service_arguments(service, profile), "--etcd-endpoints", nobody, "--etcd-wait-s", "0.5"
     )
     assert code == 1
     assert line.startswith(f"wavepp.{service}: etcd")
@@ -67,8 +72,8 @@ def test_etcd_that_cannot_be_reached(service: str, profile: str) -> None:
 
 @pytest.mark.parametrize("service", ["router", "directory", "stage"])
 def test_a_port_that_is_taken(service: str, profile: str, mesh: LocalCluster, taken_port: int) -> None:
-    arguments = service_arguments(service, profile)
-    code, line = start(service, *arguments, "--etcd-endpoints", mesh.etcd_endpoints, "--bind-port", str(taken_port))
+    arguments = (*service_arguments(service, profile), "--pipeline", "other", "--bind-port", str(taken_port))
+    code, line = start(service, *arguments, "--etcd-endpoints", mesh.etcd_endpoints)
     assert code == 1
     assert line.startswith(f"wavepp.{service}: ")
     assert f"127.0.0.1:{taken_port}" in line

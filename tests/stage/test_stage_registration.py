@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from wavepp.infra.errors import StartupError
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.infra.registration import StageRegistration
 from wavepp.infra.rpc import RpcServer
+from wavepp.stage import app as stage_app
 from wavepp.stage.app import run_stage
 from wavepp.stage.config import StageConfig
 
@@ -77,3 +80,44 @@ async def test_a_stage_that_listens_everywhere_publishes_where_it_can_be_reached
         await running
     assert found.address.startswith("127.0.0.1:")
     assert found.link_address.startswith("tcp://127.0.0.1:")
+
+
+async def test_a_stage_that_is_to_stop_while_its_model_loads_does_not_wait_for_it(
+    etcd_endpoint: str, etcd: EtcdClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, loaded = threading.Event(), threading.Event()
+
+    def load_slowly(*_args: object) -> NoReturn:
+        loading.set()
+        loaded.wait(LIMIT_S)
+        raise AssertionError("nobody waits for it")
+
+    monkeypatch.setattr(stage_app, "load_model", load_slowly)
+    keys = PipelineKeys("loading", "p0")
+    stop = asyncio.Event()
+    try:
+        running = asyncio.create_task(run_stage(stage_config(keys, etcd_endpoint, tmp_path), stop))
+        assert await asyncio.to_thread(loading.wait, LIMIT_S)
+        stop.set()
+        await asyncio.wait_for(running, 2.0)
+    finally:
+        loaded.set()
+    assert await etcd.get(keys.stage(1)) is None
+
+
+async def test_a_stage_whose_place_is_taken_does_not_load(
+    etcd_endpoint: str, etcd: EtcdClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = PipelineKeys("taken", "p0")
+    config = stage_config(keys, etcd_endpoint, tmp_path)
+    stop = asyncio.Event()
+    async with asyncio.timeout(LIMIT_S):
+        running = asyncio.create_task(run_stage(config, stop))
+        await registration(etcd, keys, running)
+        loads: list[object] = []
+        monkeypatch.setattr(stage_app, "load_model", lambda *args: loads.append(args))
+        with pytest.raises(StartupError, match="stage 1 of pipeline p0 runs already at"):
+            await run_stage(config, stop)
+        assert not loads
+        stop.set()
+        await running

@@ -11,7 +11,7 @@ import grpc
 from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.leadership import DirectoryNotReadyError, Leadership
 from wavepp.directory.servicer import DirectoryServicer
-from wavepp.infra.etcd.campaign import Post, campaign_forever, require_etcd
+from wavepp.infra.etcd.campaign import Post, await_etcd, campaign_forever
 from wavepp.infra.leader import Leader, new_instance
 from wavepp.infra.metrics import Metrics, watch_loop_lag
 from wavepp.infra.rpc import RpcServer
@@ -32,7 +32,8 @@ async def run_directory(config: DirectoryConfig, stop: asyncio.Event) -> None:
     server = RpcServer(errors=ERRORS, instance=instance)
     try:
         async with TaskOwner(stop) as tasks, server:
-            await require_etcd(client)
+            if not await await_etcd(client, config.etcd_wait_s, stop):
+                return
             leadership = Leadership(config, client, metrics, tasks)
             servicer = DirectoryServicer(leadership)
             register = directory_pb2_grpc.add_DirectoryServiceServicer_to_server

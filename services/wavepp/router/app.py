@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 
 from wavepp.core.router.epochs import EpochPhase
 from wavepp.core.router.requests import FailureKind
-from wavepp.infra.etcd.campaign import Post, campaign_forever, other_candidates, require_etcd
+from wavepp.infra.etcd.campaign import Post, await_etcd, campaign_forever, other_candidates
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.errors import EtcdError
 from wavepp.infra.leader import Leader, is_alive, new_instance
@@ -46,7 +46,8 @@ async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
     server = RpcServer(errors=STATUS, instance=instance)
     try:
         async with TaskOwner(stop) as tasks, server:
-            await require_etcd(client)
+            if not await await_etcd(client, config.etcd_wait_s, stop):
+                return
             leadership = Leadership(config, client, codec, tasks, instance)
             relay = Relay(leadership)
             front_door, admin = PrefillServicer(leadership, relay, tracing), AdminServicer(leadership, relay)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
-from typing import Any, Final
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar, cast
 
 from wavepp.core.errors import InvalidInputError, WaveppError
 from wavepp.infra.errors import StartupError
+from wavepp.infra.etcd.campaign import await_etcd
+from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.infra.memory import resident_bytes
 from wavepp.infra.metrics import Metrics, watch_loop_lag
@@ -20,15 +26,16 @@ from wavepp.stage.config import StageConfig
 from wavepp.stage.links.base import LinkOptions
 from wavepp.stage.links.errors import LinkError
 from wavepp.stage.links.registry import make_transport
-from wavepp.stage.membership import Membership
+from wavepp.stage.membership import Membership, check_place
 from wavepp.stage.metrics import export_metrics
 from wavepp.stage.model.base import ModelFacts, StageModel
 from wavepp.stage.model.errors import ModelError
-from wavepp.stage.model.factory import ModelOptions, open_stage_model, plan_model
+from wavepp.stage.model.factory import ModelOptions, ModelPlan, open_stage_model, plan_model
 from wavepp.stage.servicer import StageServicer
 from wavepp.stage.worker import StageWorker
 from wavepp.v1 import stage_pb2_grpc
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S: Final = 0.0005
@@ -39,15 +46,30 @@ BOUNDARY_BYTES_PER_TOKEN: Final = 8
 
 
 async def run_stage(config: StageConfig, stop: asyncio.Event) -> None:
-    """Load the model, listen, register, and work until `stop` is set. Raises StartupError."""
+    """Ask for the place, load the model, listen, register, and work until `stop` is set. Raises StartupError."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    model, imports_bytes = await asyncio.to_thread(load_model, config)
+    plan = await asyncio.to_thread(plan_stage, config)
+    client = config.etcd_client()
+    try:
+        if not await await_etcd(client, config.etcd_wait_s, stop):
+            return
+        # Loading takes minutes: what can be known to be in vain is known before.
+        await check_place(client, PipelineKeys(config.cluster, config.pipeline), expected_registration(config, plan))
+        loaded = await load_unless(stop, partial(load_model, config, plan))
+        if loaded is not None:
+            await _run(config, *loaded, client, stop)
+    finally:
+        await client.close()
+
+
+async def _run(
+    config: StageConfig, model: StageModel, imports_bytes: int, client: EtcdClient, stop: asyncio.Event
+) -> None:
     facts = model.describe()
     try:
         transport = make_transport(config.link, link_options(config, facts), ucx_profile=config.ucx_profile)
     except (LinkError, InvalidInputError) as error:
         raise StartupError(str(error)) from error
-    client = config.etcd_client()
     metrics = Metrics()
     server = RpcServer()
     try:
@@ -60,7 +82,6 @@ async def run_stage(config: StageConfig, stop: asyncio.Event) -> None:
                 await worker.executor.close()
                 await worker.neighbours.close()
     finally:
-        await client.close()
         metrics.close()
 
 
@@ -121,10 +142,19 @@ async def _serve(
     await membership.close()
 
 
-def load_model(config: StageConfig) -> tuple[StageModel, int]:
+def plan_stage(config: StageConfig) -> ModelPlan:
+    """What is known of the model before it is loaded. Raises StartupError. Blocks, but not for long."""
+    try:
+        return plan_model(config.model, config.stages, config.layers, config.models_dir)
+    except (ModelError, ProfileError) as error:
+        raise StartupError(str(error)) from error
+    except WaveppError as error:
+        raise StartupError(f"model {config.model}: {error}") from error
+
+
+def load_model(config: StageConfig, plan: ModelPlan) -> tuple[StageModel, int]:
     """The model, and how much was resident once its libraries were imported. Raises StartupError. Blocks."""
     try:
-        plan = plan_model(config.model, config.stages, config.layers, config.models_dir)
         span = plan.spans[config.stage]
         if not is_emulated(config.model):
             import torch  # noqa: F401 - so that its cost is measured apart from the model's
@@ -152,6 +182,74 @@ def load_model(config: StageConfig) -> tuple[StageModel, int]:
     except WaveppError as error:
         raise StartupError(f"model {config.model}: {error}") from error
     return model, imports_bytes
+
+
+async def load_unless(stop: asyncio.Event, load: Callable[[], T]) -> T | None:
+    """What `load` gives, from a thread; None when `stop` is set first. Nobody waits for the thread then: nothing ends a
+    load, and the process is to end.
+    """
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if loaded.cancelled():
+            return
+        if error is not None:
+            loaded.set_exception(error)
+        else:
+            loaded.set_result(cast(T, result))
+
+    def work() -> None:
+        result: T | None = None
+        failed: BaseException | None = None
+        try:
+            result = load()
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(settle, result, failed)
+
+    threading.Thread(target=work, name="load", daemon=True).start()
+    stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+    either: set[asyncio.Future[Any]] = {loaded, stopping}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return await loaded if loaded.done() else None
+    finally:
+        stopping.cancel()
+        loaded.cancel()
+
+
+def expected_registration(config: StageConfig, plan: ModelPlan) -> StageRegistration:
+    """What this stage will publish, as far as it is known before the model is loaded."""
+    first, last = plan.spans[config.stage]
+    return StageRegistration(
+        stage=config.stage,
+        stages=config.stages,
+        incarnation="none",
+        address="none",
+        link_address="",
+        first_layer=first,
+        last_layer=last,
+        layers_total=plan.layers,
+        model_name=plan.name,
+        model_type="",
+        fingerprint=plan.fingerprint,
+        vocab_size=plan.vocab_size,
+        tokens_max=plan.max_tokens,
+        dtype="",
+        cache_dtype="",
+        block_tokens=config.block_tokens,
+        alignment_tokens=1,
+        wave_tokens_max=config.wave_tokens_max,
+        wave_requests_max=config.wave_requests_max,
+        eos_token_ids=plan.eos_token_ids,
+        recurrent=False,
+        emulated=is_emulated(config.model),
+        kv_blocks=config.blocks,
+        state_slots=0,
+        snapshot_slots=0,
+    )
 
 
 def link_options(config: StageConfig, facts: ModelFacts) -> LinkOptions:

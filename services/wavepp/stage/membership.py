@@ -57,7 +57,8 @@ class Membership:
     async def join(self) -> None:
         """Register for the first time. Raises StartupError when etcd is unavailable or the stage does not fit."""
         try:
-            await self._check_neighbours()
+            for other in await _neighbours(self._client, self._keys, self._registration.stage):
+                check_fit(self._registration, other)
             await self._register()
         except RegistrationError as error:
             raise StartupError(str(error)) from error
@@ -117,7 +118,7 @@ class Membership:
         return True
 
     async def _register(self) -> None:
-        await self._check_free()
+        await check_free(self._client, self._keys, self._registration.stage, self._registration.address)
         # From the start, so that `close` finds it: this may be cancelled.
         self._session = session = Session(self._client, self._lease_ttl_s)
         incarnation = new_incarnation()
@@ -152,36 +153,54 @@ class Membership:
                     continue
         return False
 
-    async def _check_free(self) -> None:
-        """Refuse when a living process is registered as this stage. A dead one's entry is simply replaced."""
-        held = await self._client.get(self._keys.stage(self._registration.stage))
-        if held is None:
-            return
-        try:
-            other = StageRegistration.decode(held.value)
-        except RegistrationError:
-            return
-        if other.address == self._registration.address:
-            return
-        async with open_channel(other.address) as channel:
-            stub = stage_pb2_grpc.StageServiceStub(channel)
-            try:
-                status = await stub.GetStageStatus(stage_pb2.GetStageStatusRequest(), timeout=PROBE_TIMEOUT_S)
-            except grpc.aio.AioRpcError:
-                return
-        if status.incarnation == other.incarnation:
-            raise StartupError(
-                f"stage {other.stage} of pipeline {self._keys.pipeline} runs already at {other.address}; stop it "
-                "first, or choose another pipeline"
-            )
 
-    async def _check_neighbours(self) -> None:
-        snapshot = await self._client.get_prefix(self._keys.stages)
-        for item in snapshot.items:
-            try:
-                other = StageRegistration.decode(item.value)
-            except RegistrationError as error:
-                _log.warning("%s: %s", item.key, error)
-                continue
-            if other.stage != self._registration.stage:
-                check_fit(self._registration, other)
+async def check_place(client: EtcdClient, keys: PipelineKeys, expected: StageRegistration) -> None:
+    """Raises StartupError when the stage could not be registered, as far as that is known before it is loaded.
+
+    What only loading tells (`cache_dtype`) counts as fitting.
+    """
+    try:
+        for other in await _neighbours(client, keys, expected.stage):
+            check_fit(expected.model_copy(update={"cache_dtype": other.cache_dtype}), other)
+        await check_free(client, keys, expected.stage)
+    except RegistrationError as error:
+        raise StartupError(str(error)) from error
+    except EtcdError as error:
+        raise StartupError(f"etcd: {error}") from error
+
+
+async def check_free(client: EtcdClient, keys: PipelineKeys, stage: int, own_address: str = "") -> None:
+    """Raises StartupError when a living process is registered as this stage. A dead one's entry is simply replaced."""
+    held = await client.get(keys.stage(stage))
+    if held is None:
+        return
+    try:
+        other = StageRegistration.decode(held.value)
+    except RegistrationError:
+        return
+    if other.address == own_address:
+        return
+    async with open_channel(other.address) as channel:
+        stub = stage_pb2_grpc.StageServiceStub(channel)
+        try:
+            status = await stub.GetStageStatus(stage_pb2.GetStageStatusRequest(), timeout=PROBE_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return
+    if status.incarnation == other.incarnation:
+        raise StartupError(
+            f"stage {other.stage} of pipeline {keys.pipeline} runs already at {other.address}; stop it "
+            "first, or choose another pipeline"
+        )
+
+
+async def _neighbours(client: EtcdClient, keys: PipelineKeys, stage: int) -> list[StageRegistration]:
+    found = []
+    for item in (await client.get_prefix(keys.stages)).items:
+        try:
+            other = StageRegistration.decode(item.value)
+        except RegistrationError as error:
+            _log.warning("%s: %s", item.key, error)
+            continue
+        if other.stage != stage:
+            found.append(other)
+    return found

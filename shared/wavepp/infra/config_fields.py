@@ -69,6 +69,9 @@ class EtcdFields(BaseModel):
     etcd_cert_file: ExistingFile | None = Field(default=None, description="Client certificate for etcd, PEM.")
     etcd_key_file: ExistingFile | None = Field(default=None, description="Key of the client certificate, PEM.")
     etcd_timeout_s: float = Field(default=3.0, ge=0.1, le=60.0, description="Time limit of each call to etcd.")
+    etcd_wait_s: float = Field(
+        default=300.0, ge=0, le=86_400, description="How long a process waits for etcd when it starts."
+    )
     lease_ttl_s: int = Field(
         default=10,
         ge=LEASE_TTL_MIN_S,

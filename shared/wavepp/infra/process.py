@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -39,22 +40,27 @@ def process_main(
     """A process from its command line to its exit code: read the configuration, then `run` until a signal comes."""
     config = load(config_class, sys.argv[1:], name=name)
     setup_logging(config.log_level, config.log_format)
-    sys.exit(run_process(partial(run, config), name=name))
+    code = run_process(partial(run, config), name=name)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # A thread in native code (a model that still loads, a step that hangs) must neither hold up the end nor crash it.
+    os._exit(code)
 
 
 def run_process(main: Main, *, name: str, stop_grace_s: float = STOP_GRACE_S) -> int:
     """Run `main(stop)` on uvloop and return the process' exit code.
 
     SIGTERM or SIGINT sets `stop`; `main` then has `stop_grace_s` to return before it is cancelled, and 5 s more before
-    the process is ended with a dump of its threads. A second signal cancels at once. StartupError gives one line on
-    stderr and code 1, any other error (also one of ours in a callback of the loop) a log entry and code 1. SIGUSR1
+    the process is ended with a dump of its threads. A second signal cancels at once. StartupError gives one log
+    entry and code 1, any other error (also one of ours in a callback of the loop) a log entry and code 1. SIGUSR1
     dumps the stacks of all threads to stderr.
     """
     faulthandler.register(signal.SIGUSR1, file=_stderr(), all_threads=True)
     try:
         return uvloop.run(_supervise(main, name, stop_grace_s))
     except StartupError as error:
-        sys.stderr.write(f"{name}: {one_line(error)}\n")
+        _log.critical("%s: %s", name, one_line(error))
         return EXIT_FAILED
     finally:
         # Covers the end of the loop too: a thread of the default executor that hangs would keep it for ever.

@@ -9,10 +9,11 @@ import pytest
 
 from etcd_support import WAIT_S, delete
 from wavepp.infra.errors import StartupError
-from wavepp.infra.etcd.campaign import Post, campaign_forever, require_etcd
+from wavepp.infra.etcd.campaign import Post, await_etcd, campaign_forever
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.election import Election
 from wavepp.infra.etcd.errors import EtcdUnavailableError
+from wavepp.infra.etcd.server import EtcdServer
 from wavepp.infra.etcd.session import Session
 from wavepp.infra.etcd.types import Fence, PutOp, created_at
 from wavepp.infra.leader import Leader, new_instance
@@ -165,7 +166,25 @@ async def test_a_leadership_that_cannot_begin_is_given_up_and_tried_again(etcd: 
 async def test_a_start_without_etcd_is_one_error_that_names_it() -> None:
     async with EtcdClient(["127.0.0.1:1"], timeout_s=0.3) as nobody:
         with pytest.raises(StartupError, match=r"^etcd: .*127\.0\.0\.1:1"):
-            await require_etcd(nobody)
+            await await_etcd(nobody, 0.0, asyncio.Event())
+
+
+async def test_a_process_that_starts_before_etcd_waits_for_it(own_etcd: EtcdServer) -> None:
+    async with EtcdClient([own_etcd.endpoint], timeout_s=0.3) as client:
+        await asyncio.to_thread(own_etcd.stop)
+        waiting = asyncio.create_task(await_etcd(client, 60.0, asyncio.Event()))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(waiting), 0.5)
+        await asyncio.to_thread(own_etcd.start)
+        assert await asyncio.wait_for(waiting, WAIT_S)
+
+
+async def test_a_process_that_is_to_stop_while_it_waits_for_etcd_stops() -> None:
+    stop = asyncio.Event()
+    async with EtcdClient(["127.0.0.1:1"], timeout_s=0.3) as nobody:
+        waiting = asyncio.create_task(await_etcd(nobody, 60.0, stop))
+        stop.set()
+        assert not await asyncio.wait_for(waiting, WAIT_S)
 
 
 async def serving(instance: str, port: int = 0) -> tuple[RpcServer, int]:

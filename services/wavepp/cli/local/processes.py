@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -86,8 +87,8 @@ class ManagedProcess:
                 lines = log.read().decode("utf-8", "replace").strip().splitlines()
         except OSError:
             return "no log"
-        if lines and lines[-1].startswith(f"{self.module}: "):
-            return lines[-1].removeprefix(f"{self.module}: ")
+        if lines and (said := _startup_error(lines[-1], f"{self.module}: ")):
+            return said
         return " | ".join(lines[-LAST_LINES:]) or "it said nothing"
 
     def signal(self, number: signal.Signals) -> None:
@@ -111,3 +112,10 @@ class ManagedProcess:
             _log.error("%s does not stop, killing it", self.name)
             self.child.kill()
             self.child.wait()
+
+
+def _startup_error(line: str, begins: str) -> str:
+    """What a line says with which a process refused to start; empty for any other line. In every format of logs."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        line = str(json.loads(line)["msg"])
+    return line.partition(begins)[2]

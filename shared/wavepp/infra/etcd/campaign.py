@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol
 
@@ -11,7 +13,7 @@ from wavepp.infra.backoff import Backoff
 from wavepp.infra.errors import StartupError
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.election import Election
-from wavepp.infra.etcd.errors import EtcdError, SessionLostError
+from wavepp.infra.etcd.errors import EtcdError, EtcdRequestError, SessionLostError
 from wavepp.infra.etcd.session import Session
 from wavepp.infra.etcd.types import Fence, KeyValue
 from wavepp.infra.leader import Leader, LeaderError, until_gone
@@ -19,6 +21,7 @@ from wavepp.infra.leader import Leader, LeaderError, until_gone
 _log = logging.getLogger(__name__)
 
 SUPERSEDED_PAUSE_S: Final = 1.0
+WAIT_WARN_PERIOD_S: Final = 10.0
 
 
 class Candidate(Protocol):
@@ -57,12 +60,29 @@ class Post:
     leader: Leader
 
 
-async def require_etcd(client: EtcdClient) -> None:
-    """Raises StartupError unless etcd answers: later it may go and come as it likes, but not at the start."""
-    try:
-        await client.get("/wavepp/")
-    except EtcdError as error:
-        raise StartupError(f"etcd: {error}") from error
+async def await_etcd(client: EtcdClient, wait_s: float, stop: asyncio.Event) -> bool:
+    """Wait until etcd answers, so that processes may start in any order; False when `stop` is set first.
+
+    Raises StartupError when it does not within `wait_s`, or refuses the question itself.
+    """
+    ends, backoff, warn_at = time.monotonic() + wait_s, Backoff(), 0.0
+    while not stop.is_set():
+        try:
+            await client.get("/wavepp/")
+            return True
+        except EtcdRequestError as error:
+            raise StartupError(f"etcd: {error}") from error
+        except EtcdError as error:
+            now = time.monotonic()
+            if now >= ends:
+                raise StartupError(f"etcd: {error} (tried for {wait_s:g} s)") from error
+            if now >= warn_at:
+                warn_at = now + WAIT_WARN_PERIOD_S
+                _log.warning("waiting for etcd, %.0f s more at most: %s", ends - now, error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(backoff.next_s()):
+                await stop.wait()
+    return False
 
 
 async def other_candidates(client: EtcdClient, post: Post) -> tuple[Leader, ...]:
