@@ -138,7 +138,8 @@ async def watch_progress(leadership: Leadership, admin: AdminServicer, server: R
         ready = driver is not None and pipeline is not None and pipeline.keeper.phase is EpochPhase.READY
         if driver is not None and pipeline is not None and ready:
             stalled_s = driver.stalled_s
-            if driver.dispatcher.waves_in_flight and stalled_s > config.wave_timeout_s:
+            limit_s = max(config.wave_timeout_s, driver.wave_limit_s(pipeline.stages))
+            if driver.dispatcher.waves_in_flight and stalled_s > limit_s:
                 pipeline.stalled(f"no wave was done for {stalled_s:.0f} s")
             ready = stalled_s <= config.readiness_stall_s
         if leadership.leader is not None:

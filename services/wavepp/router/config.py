@@ -45,7 +45,10 @@ class RouterConfig(ProcessConfig):
         600.0, gt=0, le=86_400, description="Time limit of a request whose client gives none."
     )
     wave_timeout_s: float = Field(
-        120.0, ge=1, le=3600, description="A pipeline with waves in flight that does none for so long is restarted."
+        15.0,
+        ge=1,
+        le=3600,
+        description="A pipeline that does no wave for so long, and for many times a step on each stage, starts over.",
     )
     ack_timeout_s: float = Field(15.0, ge=1, le=600, description="Time for all stages to acknowledge an epoch.")
     readiness_stall_s: float = Field(

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from wavepp.codec import admission, control
 from wavepp.core.ids import RequestId
@@ -16,11 +17,15 @@ from wavepp.core.limits import TOKEN_BYTES
 from wavepp.core.router import events as router_ev
 from wavepp.core.router.dispatcher import Dispatcher
 from wavepp.core.router.requests import FailureKind, NewRequest
+from wavepp.core.waves.step_bound import StepBound
 from wavepp.infra.faults import fatal_faults
 from wavepp.router.calls import Call
 from wavepp.router.errors import error_of
 from wavepp.router.timeline import Timeline
 from wavepp.v1 import directory_pb2, stage_pb2
+
+STEP_UNLEARNED_MS: Final = 60_000.0
+"""For a step that is larger than all of late, or the first, as the router waits for it."""
 
 
 @dataclass(slots=True)
@@ -39,6 +44,7 @@ class DispatchDriver:
         self.timeline = timeline
         self.last_progress = time.monotonic()
         """When a wave was done last, the first one was issued, or work appeared where there was none."""
+        self.step_bound = StepBound(0.0, STEP_UNLEARNED_MS)
         self._sinks = sinks
         self._calls: dict[RequestId, Call] = {}
         self._loop = asyncio.get_running_loop()
@@ -67,6 +73,10 @@ class DispatchDriver:
         """End every request (the process stops)."""
         for call in list(self._calls.values()):
             self.stop(call, kind, message)
+
+    def wave_limit_s(self, stages: int) -> float:
+        """How long a pipeline with waves in flight may go without one done: each stage one step, by its bound."""
+        return stages * self.step_bound.limit_ms(self.timeline.tokens_in_flight_max) / 1e3
 
     @property
     def stalled_s(self) -> float:
@@ -103,6 +113,8 @@ class DispatchDriver:
 
     def _wave_done(self, event: router_ev.WaveDone) -> None:
         self.last_progress = time.monotonic()
+        for step in event.steps:
+            self.step_bound.observe(step.tokens, step.duration_ns / 1e6)
         entry = self.timeline.done(event.wave, event.steps, time.time_ns())
         if entry is None:
             return

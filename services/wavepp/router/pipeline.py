@@ -51,7 +51,7 @@ class Pipeline:
         self._client = client
         self._keys = keys
         self._fence = fence
-        self._stages = stages
+        self.stages = stages
         self._tasks = tasks
         self._apply = apply
         self._on_ready = on_ready
@@ -79,9 +79,9 @@ class Pipeline:
         if self._closed:
             return
         self._registered = registrations
-        if len(registrations) == self._stages:
+        if len(registrations) == self.stages:
             try:
-                check_pipeline([registrations[i] for i in range(self._stages)])
+                check_pipeline([registrations[i] for i in range(self.stages)])
             except (RegistrationError, KeyError) as error:
                 _log.error("the registered stages are no pipeline: %s", error)
                 return
@@ -89,7 +89,7 @@ class Pipeline:
         for index, registration in registrations.items():
             stage = StageIndex(index)
             present = self._controls.get(stage)
-            if index >= self._stages or (
+            if index >= self.stages or (
                 present is not None and present.registration.incarnation == registration.incarnation
             ):
                 continue
@@ -112,10 +112,10 @@ class Pipeline:
             cluster=self._keys.cluster,
             pipeline=self._keys.pipeline,
             stage=registration.stage,
-            stages=self._stages,
+            stages=self.stages,
             incarnation=registration.incarnation,
             router_token=self._fence.create_revision,
-            ring=2 * self._stages,
+            ring=2 * self.stages,
             wave_tokens_max=registration.wave_tokens_max,
         )
 

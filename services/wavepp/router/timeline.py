@@ -44,6 +44,11 @@ class Timeline:
             self._done.append(entry)
         return entry
 
+    @property
+    def tokens_in_flight_max(self) -> int:
+        """Of the largest wave that is in flight."""
+        return max((sum(chunk[2] for chunk in e.chunks) for e in self._in_flight.values()), default=0)
+
     def reset(self) -> None:
         """The epoch moved: what was in flight never gets done."""
         self._in_flight.clear()

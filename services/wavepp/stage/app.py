@@ -32,6 +32,7 @@ from wavepp.stage.model.base import ModelFacts, StageModel
 from wavepp.stage.model.errors import ModelError
 from wavepp.stage.model.factory import ModelOptions, ModelPlan, open_stage_model, plan_model
 from wavepp.stage.servicer import StageServicer
+from wavepp.stage.watchdog import watch_steps
 from wavepp.stage.worker import StageWorker
 from wavepp.v1 import stage_pb2_grpc
 
@@ -125,6 +126,13 @@ async def _serve(
     )
     await membership.join()
     keeping = tasks.spawn(membership.keep(), "membership", endless=True)
+
+    async def leave() -> None:
+        keeping.cancel()
+        await asyncio.wait({keeping})
+        await membership.close()
+
+    tasks.spawn(watch_steps(worker.executor, config.step_timeout_s, leave), "watch-steps", endless=True)
     await server.set_serving(True)
     _log.info(
         "stage %d of %d ready at %s, layers [%d, %d), %s, metrics port %d",
@@ -137,9 +145,7 @@ async def _serve(
         metrics_port,
     )
     await stop.wait()
-    keeping.cancel()
-    await asyncio.wait({keeping})
-    await membership.close()
+    await leave()
 
 
 def plan_stage(config: StageConfig) -> ModelPlan:

@@ -35,6 +35,12 @@ class StageConfig(ProcessConfig):
     ucx_profile: Literal["tcp", "shm"] = Field("tcp", description="shm: shared memory within one machine.")
     link_host: str | None = Field(None, description="Address for links; that of advertise_address if absent.")
     link_port: int = Field(0, ge=0, le=65535, description="Port for links; 0 takes a free one.")
+    step_timeout_s: float = Field(
+        300.0,
+        ge=10,
+        le=86_400,
+        description="A step that is larger than all before it, or the first, may take so long; then the stage ends.",
+    )
     models_dir: Path | None = Field(None, description="Where `wavepp model fetch` keeps checkpoints.")
     validate_invariants: bool = Field(False, description="Check every invariant after every event (slow).")
 

@@ -30,6 +30,15 @@ class ExecutorJob:
     job: Job
 
 
+@dataclass(frozen=True, slots=True)
+class RunningStep:
+    """What runs now. `number` counts steps: waves are numbered anew in each epoch."""
+
+    number: int
+    wave: WaveId
+    tokens: int
+
+
 class ExecutorThread:
     """Owns the thread. Results come back on the event loop, in the order of the jobs.
 
@@ -44,6 +53,9 @@ class ExecutorThread:
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[ExecutorJob | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
+        self.running: RunningStep | None = None
+        self.observe: Callable[[int, float], None] = lambda tokens, duration_ms: None
+        """Hears, on the loop, how long each step took: tokens and milliseconds."""
         self.busy_ns = 0
         self.tokens = 0
         """Of all steps, failed ones included."""
@@ -59,7 +71,10 @@ class ExecutorThread:
         await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
 
     def _run(self) -> None:
+        number = 0
         while (work := self._jobs.get()) is not None:
+            number += 1
+            self.running = RunningStep(number, work.wave, sum(c.length for c in work.job.chunks))
             start_ns, began = time.time_ns(), time.perf_counter_ns()
             result, error = self._attempt(work.job)
             duration_ns = time.perf_counter_ns() - began
@@ -70,14 +85,19 @@ class ExecutorThread:
                 max(0, start_ns - work.arrived_ns),
                 sum(c.length for c in work.job.chunks),
             )
+            self.running = None
             self.busy_ns += duration_ns
             self.tokens += step.tokens
             done = self._done(work, step, result, error)
             try:
-                self._loop.call_soon_threadsafe(self._on_done, done)
+                self._loop.call_soon_threadsafe(self._report, done)
             except RuntimeError:
                 # The loop is closed: the process ends, and nobody waits for this.
                 return
+
+    def _report(self, done: JobDone) -> None:
+        self.observe(done.step.tokens, done.step.duration_ns / 1e6)
+        self._on_done(done)
 
     def _attempt(self, job: Job) -> tuple[JobResult | None, str]:
         if not job.chunks:
