@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket as net
+import stat
+from ipaddress import IPv4Address
 from typing import Any
 
 from wavepp.core.wire.hello import Hello
@@ -19,7 +22,9 @@ from wavepp.stage.links.ucx_wire import UcxWire
 
 
 class UcxListener:
-    """A `LinkListener` of UCX. UCX listens on all addresses of the machine; `host` is only published."""
+    """A `LinkListener` of UCX, which knows ports but no hosts: it listens on all IPv4 addresses of the machine. On a
+    loopback address it is then tied to the loopback device; another address is only published.
+    """
 
     def __init__(self, driver: UcxDriver, links: OpenLinks, check: HelloCheck, host: str, port: int) -> None:
         self._driver = driver
@@ -32,12 +37,17 @@ class UcxListener:
 
     async def start(self) -> str:
         """See `LinkListener.start`."""
+        own = await _ipv4_address(self._host)
         try:
             self._listener = self._driver.listen(self._port, self._newcomer)
         except self._driver.ucx_error as error:
             raise LinkConnectError(f"UCX cannot listen on port {self._port}: {error}") from error
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"ucx://{host}:{self._listener.port}"
+        if own.is_loopback:
+            try:
+                _tie_to_loopback(self._listener.port)
+            except OSError as error:
+                raise LinkConnectError(f"UCX listens on all addresses, and cannot be kept to {own}: {error}") from error
+        return f"ucx://{self._host}:{self._listener.port}"
 
     async def accept(self) -> LinkSession:
         """See `LinkListener.accept`."""
@@ -53,6 +63,38 @@ class UcxListener:
         session.prepare_answer(self._check)
         UcxWire(self._driver, endpoint, session)
         self._handshakes.welcome(session)
+
+
+async def _ipv4_address(host: str) -> IPv4Address:
+    """Raises LinkConnectError unless `host` has one."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, family=net.AF_INET, type=net.SOCK_STREAM)
+    except OSError as error:
+        raise LinkConnectError(
+            f"links over UCX listen on IPv4 only, and {host!r} is no such address ({error}): give link_host an IPv4 "
+            "address, or use --link socket"
+        ) from error
+    return IPv4Address(found[0][4][0])
+
+
+def _tie_to_loopback(port: int) -> None:
+    """Let the listening socket of this process at `port` take only what comes over the loopback device.
+
+    Raises OSError. UCX has no handle for its listener's socket, so it is looked for.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                continue
+            own = net.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue  # closed meanwhile
+        with own:
+            listens = own.family == net.AF_INET and own.getsockopt(net.SOL_SOCKET, net.SO_ACCEPTCONN)
+            if listens and own.getsockname()[1] == port:
+                own.setsockopt(net.SOL_SOCKET, net.SO_BINDTODEVICE, b"lo")
+                return
+    raise OSError(f"no socket of this process listens on port {port}")
 
 
 class UcxTransport:
