@@ -11,14 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from wavepp.core.errors import InvariantError
 from wavepp.core.ids import StageIndex, WaveId
 from wavepp.core.stage.events import JobDone
 from wavepp.core.waves.types import StepTime
+from wavepp.infra.faults import fatal_faults
 from wavepp.stage.model.base import Job, JobResult, StageModel
+from wavepp.stage.reruns import run_isolating
 
 _log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S: Final = 10.0
+
+RAISED_ALONE_MAX: Final = 16
+"""Chunks that raise alone, one after another, before it is the stage's fault and no longer that of requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +48,8 @@ class RunningStep:
 class ExecutorThread:
     """Owns the thread. Results come back on the event loop, in the order of the jobs.
 
-    `on_done` is called on the loop. A job that raises fails all its grants, with the error's text as reason: one bad
-    wave must not end the stage.
+    `on_done` is called on the loop. A job that raises is run again in parts, and fails the grants that raise alone,
+    with the error's text as reason. Where everything does, the process ends: a new one may do better.
     """
 
     def __init__(self, model: StageModel, stage: StageIndex, on_done: Callable[[JobDone], None]) -> None:
@@ -56,6 +62,7 @@ class ExecutorThread:
         self.running: RunningStep | None = None
         self.observe: Callable[[int, float], None] = lambda tokens, duration_ms: None
         """Hears, on the loop, how long each step took: tokens and milliseconds."""
+        self._raised_alone = 0
         self.busy_ns = 0
         self.tokens = 0
         """Of all steps, failed ones included."""
@@ -76,46 +83,56 @@ class ExecutorThread:
             number += 1
             self.running = RunningStep(number, work.wave, sum(c.length for c in work.job.chunks))
             start_ns, began = time.time_ns(), time.perf_counter_ns()
-            result, error = self._attempt(work.job)
+            result, raised = self._attempt(work.job)
             duration_ns = time.perf_counter_ns() - began
             step = StepTime(
                 self._stage,
                 start_ns,
                 duration_ns,
                 max(0, start_ns - work.arrived_ns),
-                sum(c.length for c in work.job.chunks),
+                # What was run more than once would teach a wrong cost.
+                0 if raised else sum(c.length for c in work.job.chunks),
             )
             self.running = None
             self.busy_ns += duration_ns
-            self.tokens += step.tokens
-            done = self._done(work, step, result, error)
+            self.tokens += sum(c.length for c in work.job.chunks)
             try:
-                self._loop.call_soon_threadsafe(self._report, done)
+                if self._raised_alone >= RAISED_ALONE_MAX:
+                    self._loop.call_soon_threadsafe(_give_up, f"wave {work.wave}: {result.failed[-1].reason}")
+                    return
+                self._loop.call_soon_threadsafe(self._report, _done(work, step, result))
             except RuntimeError:
                 # The loop is closed: the process ends, and nobody waits for this.
                 return
 
     def _report(self, done: JobDone) -> None:
-        self.observe(done.step.tokens, done.step.duration_ns / 1e6)
+        if done.step.tokens:
+            self.observe(done.step.tokens, done.step.duration_ns / 1e6)
         self._on_done(done)
 
-    def _attempt(self, job: Job) -> tuple[JobResult | None, str]:
+    def _attempt(self, job: Job) -> tuple[JobResult, bool]:
+        """The result, and whether anything raised."""
         if not job.chunks:
-            return JobResult((), {}, (), 0), ""
-        try:
-            return self._model.run(job), ""
-        except Exception as error:  # noqa: BLE001 - the router hears it as the reason of every grant of the wave
-            _log.exception("wave failed", extra={"wave": job.wave})
-            return None, f"{type(error).__name__}: {error}"[:200]
+            return JobResult((), {}, (), 0), False
+        outcome = run_isolating(self._model.run, job, alone_max=RAISED_ALONE_MAX)
+        self._raised_alone = outcome.raised_alone + (0 if outcome.succeeded else self._raised_alone)
+        if outcome.raised:
+            _log.error(
+                "a wave raised",
+                exc_info=outcome.raised[0],
+                extra={"wave": job.wave, "chunks": len(job.chunks), "runs_that_raised": len(outcome.raised)},
+            )
+        return outcome.result, bool(outcome.raised)
 
-    def _done(self, work: ExecutorJob, step: StepTime, result: JobResult | None, error: str) -> JobDone:
-        if result is None:
-            failed = tuple((c.grant, error) for c in work.job.chunks)
-            return JobDone(work.wave, step, failed, ())
-        return JobDone(
-            work.wave,
-            step,
-            tuple((f.grant, f.reason) for f in result.failed),
-            result.tensors,
-            tuple(result.samples.items()),
+
+def _done(work: ExecutorJob, step: StepTime, result: JobResult) -> JobDone:
+    failed = tuple((f.grant, f.reason) for f in result.failed)
+    return JobDone(work.wave, step, failed, result.tensors, tuple(result.samples.items()))
+
+
+def _give_up(reason: str) -> None:
+    with fatal_faults("the executor"):
+        raise InvariantError(
+            f"{RAISED_ALONE_MAX} requests, one after another, raised on this stage and nothing went through: "
+            f"{reason}; the process ends, so that another one can take its place"
         )
