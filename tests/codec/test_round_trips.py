@@ -278,7 +278,7 @@ def test_a_finished_step_and_room_come_back(
     stage: StageIndex, wave: WaveId, epoch: PipelineEpoch, step: StepTime, room: Room
 ) -> None:
     event = sent(control.encode_step_done(stage_ev.ReportStep(epoch, wave, step)))
-    assert control.decode_step_done(event.step) == router_ev.StepDone(epoch, wave)
+    assert control.decode_step_done(stage, event.step) == router_ev.StepDone(stage, epoch, wave)
     assert control.decode_room_report(stage, sent(control.encode_room_report(room)).room) == router_ev.RoomChanged(
         stage, room
     )

@@ -40,7 +40,15 @@ class RouterConfig(ProcessConfig):
     queue_requests_max: int = Field(1024, ge=1, description="Requests that may wait for admission.")
     queue_tokens_max: int = Field(16_777_216, ge=1, description="Prompt tokens that may wait for admission.")
     running_requests_max: int = Field(256, ge=1, le=4096, description="Requests that may hold a grant.")
-    attempts_max: int = Field(8, ge=1, le=100, description="How often a request is tried when the pipeline breaks.")
+    attempts_max: int = Field(
+        8,
+        ge=1,
+        le=100,
+        description=(
+            "How often a stage may die while it may have run a request before that fails; four times as many breaks of the "
+            "pipeline in which no stage died."
+        ),
+    )
     request_timeout_s: float = Field(
         600.0, gt=0, le=86_400, description="Time limit of a request whose client gives none."
     )

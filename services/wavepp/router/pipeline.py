@@ -142,7 +142,7 @@ class Pipeline:
     def _report(self, stage: StageIndex, event: stage_pb2.ControlEvent) -> None:
         match event.WhichOneof("event"):
             case "step":
-                self._apply(decode_step_done(event.step))
+                self._apply(decode_step_done(stage, event.step))
             case "wave":
                 self._apply(decode_wave_done(event.wave))
             case "room":
@@ -173,7 +173,7 @@ class Pipeline:
                     self._cancel_ack_timer()
                     _log.info("pipeline ready", extra={"epoch": instruction.epoch})
                     self._on_ready(instruction.epoch)
-                    self._apply(router_ev.PipelineReady(instruction.epoch))
+                    self._apply(router_ev.PipelineReady(instruction.epoch, instruction.died))
         self._end_unregistered()
 
     async def _raise(self, tries: int) -> None:

@@ -95,14 +95,14 @@ def decode_ack(stage: StageIndex, message: stage_pb2.EpochAck) -> ep.Acked:
 
 
 def encode_step_done(report: stage_ev.ReportStep) -> stage_pb2.ControlEvent:
-    """Stage 0 has done a wave."""
+    """A stage has done a wave."""
     message = stage_pb2.StepDone(wave=report.wave, epoch=report.epoch, step=encode_step(report.step))
     return stage_pb2.ControlEvent(step=message)
 
 
-def decode_step_done(message: stage_pb2.StepDone) -> router_ev.StepDone:
+def decode_step_done(stage: StageIndex, message: stage_pb2.StepDone) -> router_ev.StepDone:
     """See `encode_step_done`. The step's time comes again with the whole wave's."""
-    return router_ev.StepDone(PipelineEpoch(message.epoch), WaveId(message.wave))
+    return router_ev.StepDone(stage, PipelineEpoch(message.epoch), WaveId(message.wave))
 
 
 def encode_wave_done(report: stage_ev.ReportWave) -> stage_pb2.ControlEvent:

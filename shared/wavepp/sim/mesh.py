@@ -49,6 +49,8 @@ class SimMesh:
         self.random = random.Random(seed)
         self.delivery = delivery or RandomOrder(self.random)
         self._model = model or FingerprintModel(config.block_tokens)
+        self.deaths = 0
+        """Stages that died of a request."""
         self._etcd = SimEtcd()
         self._stages = SimStages(config, self._model, self.delivery, self)
         self.router = SimRouter(config, self._model, policy, self.delivery, self, self._etcd)
@@ -108,6 +110,11 @@ class SimMesh:
     def poisoned(self) -> dict[RequestId, StageIndex]:
         """Requests whose output is not finite on that stage."""
         return self._stages.poisoned
+
+    @property
+    def deadly(self) -> dict[RequestId, StageIndex]:
+        """Requests that the process of that stage dies of, whenever it runs them."""
+        return self._stages.deadly
 
     @property
     def frozen(self) -> set[str]:
@@ -190,6 +197,8 @@ class SimMesh:
         self.router.restart()
         for stage in self.stages:
             self._stages.register(stage.index)
+            if stage.dead:
+                self.died(stage.index)
         self.admit(directory_ev.RouterConnected(PipelineEpoch(0), frozenset()))
         self.dispatch(router_ev.DirectoryChanged(ready=True, new_stream=True))
 
@@ -237,6 +246,11 @@ class SimMesh:
     def tell_stage(self, index: int, event: stage_ev.Event) -> None:
         """A stage hears this now."""
         self._stages.handle(index, event)
+
+    def died(self, index: int) -> None:
+        """A stage died of what it ran."""
+        self.deaths += 1
+        self.kill_stage(index)
 
     def send(self, stream: str, deliver: Deliver) -> None:
         """Append a message of a test's own to a stream."""

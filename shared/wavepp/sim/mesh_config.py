@@ -97,6 +97,9 @@ class Peers(Protocol):
     def tell_stage(self, index: int, event: stage_ev.Event) -> None:
         """A stage's sequencer hears this."""
 
+    def died(self, index: int) -> None:
+        """A stage's process is gone."""
+
 
 @dataclass(slots=True)
 class SimEtcd:

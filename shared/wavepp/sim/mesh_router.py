@@ -148,9 +148,9 @@ class SimRouter:
                     self._delivery.send("epoch", self._raised)
                 case ep.Broken(reason=reason):
                     self.dispatch(router_ev.PipelineBroken(reason))
-                case ep.Ready(epoch=epoch):
+                case ep.Ready(epoch=epoch, died=died):
                     self._send_epoch(epoch)
-                    self.dispatch(router_ev.PipelineReady(epoch))
+                    self.dispatch(router_ev.PipelineReady(epoch, died))
                 case ep.Announce():
                     self._announce(instruction)
 

@@ -27,13 +27,17 @@ class StageProcess:
     executor: Executor
     next_incarnation: str = ""
     """Whom the link to the next stage leads to; empty while there is none."""
+    dead: bool = False
+    """It died of what it ran: its executor says nothing more."""
 
 
 class SimStages:
-    """All stages. `poisoned`: requests whose output is not finite on that stage."""
+    """All stages. `poisoned`: requests whose output is not finite on that stage. `deadly`: requests that the process of
+    that stage dies of, whenever it runs them."""
 
     def __init__(self, config: MeshConfig, model: SimModel, delivery: Delivery, peers: Peers) -> None:
         self.poisoned: dict[RequestId, StageIndex] = {}
+        self.deadly: dict[RequestId, StageIndex] = {}
         self._config = config
         self._model = model
         self._delivery = delivery
@@ -109,7 +113,7 @@ class SimStages:
                 done = router_ev.WaveDone(it.epoch, it.wave, it.samples, it.failed, it.steps)
                 send(f"events:{index}", lambda: peers.dispatch(done))
             case stage_ev.ReportStep():
-                step = router_ev.StepDone(instruction.epoch, instruction.wave)
+                step = router_ev.StepDone(index, instruction.epoch, instruction.wave)
                 send(f"events:{index}", lambda: peers.dispatch(step))
             case stage_ev.AnswerPrepare() | stage_ev.AnswerLower():
                 number = stage.sequencer.cache.room().number
@@ -130,11 +134,20 @@ class SimStages:
         takes_ms = stage.executor.takes_ms(job)
 
         def done() -> None:
+            if stage.dead or any(self.deadly.get(RequestId(str(c.context))) == stage.index for c in job.chunks):
+                self._die(stage)
+                return
             now_ms = self._delivery.now_ms
             span = JobSpan(handed_ms, max(handed_ms, now_ms - takes_ms), now_ms)
             self.handle(stage.index, stage.executor.run(job, span))
 
         self._delivery.send(f"jobs:{stage.index}", done, takes_ms)
+
+    def _die(self, stage: StageProcess) -> None:
+        """The router hears what the process had said before it hears that it is gone."""
+        if not stage.dead:
+            stage.dead = True
+            self._delivery.send(f"events:{stage.index}", lambda: self._peers.died(stage.index))
 
     def _send_wave(self, stage: StageProcess, i: stage_ev.SendWave) -> None:
         self._delivery.send(f"sent:{stage.index}", lambda: self._sent(stage, i.epoch))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from wavepp.core.directory import events as directory_ev
 from wavepp.core.directory.reuse_endpoint import ReuseExplanation
 from wavepp.core.errors import InvariantError
-from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, RequestId
+from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, RequestId, StageIndex
 from wavepp.core.limits import TOKEN_BYTES
 from wavepp.core.router import events as router_ev
 from wavepp.core.router.dispatcher import Dispatcher, DispatchLimits
@@ -136,7 +136,7 @@ class ScheduleSim:
         passage = self._stages.run(
             issued.wave, self.clock.now_ms, work, chunks[0].grant, self._delays.on_path * beginning
         )
-        step = router_ev.StepDone(issued.epoch, issued.wave)
+        step = router_ev.StepDone(StageIndex(0), issued.epoch, issued.wave)
         self.clock.at(passage.stage0_done_ms, lambda: self._handle(step))
         self.clock.at(passage.done_ms, lambda: self._wave_done(issued, passage.steps))
 

@@ -869,7 +869,7 @@ Global___EpochAck: _TypeAlias = EpochAck  # noqa: Y015
 
 @_typing.final
 class StepDone(_message.Message):
-    """From every stage, when a wave's step is done there."""
+    """From every stage, when a wave's step is done there; the last one's is in WaveDone."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

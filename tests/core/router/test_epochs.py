@@ -145,6 +145,24 @@ def test_whatever_breaks_while_all_stages_are_up_moves_the_epoch_at_once(event: 
     assert raise_epoch == RaiseEpoch(1)
 
 
+def test_it_says_which_stages_are_other_processes_than_when_the_pipeline_last_worked() -> None:
+    keeper = serving(3)
+    keeper.handle(up(1, "second"))
+    keeper.handle(raised(2))
+    keeper.handle(acked(0, 2))
+    # Another one dies before the pipeline works again, and a link breaks.
+    keeper.handle(down(2))
+    keeper.handle(up(2, "third"))
+    keeper.handle(raised(3))
+    keeper.handle(LinkBroken(StageIndex(0), PipelineEpoch(3), "cut"))
+    keeper.handle(raised(4))
+    ready = [keeper.handle(acked(stage, 4)) for stage in range(3)][-1]
+    assert ready == [Ready(PipelineEpoch(4), frozenset({StageIndex(1), StageIndex(2)}))]
+    keeper.handle(LinkBroken(StageIndex(0), PipelineEpoch(4), "cut"))
+    keeper.handle(raised(5))
+    assert [keeper.handle(acked(stage, 5)) for stage in range(3)][-1] == [Ready(PipelineEpoch(5))]
+
+
 def test_a_stage_that_went_is_waited_for() -> None:
     keeper = serving()
     assert keeper.handle(down(1)) == [Broken("stage 1: gone")]

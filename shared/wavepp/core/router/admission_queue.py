@@ -2,13 +2,17 @@
 
 Order is by priority, then arrival. Nothing overtakes: when the head was refused, it is asked for again as soon as the
 stage that lacked room says that it has enough, and those behind it wait with it.
+
+A suspect (see `RequestRecord.suspect`) is taken alone, by the same order: those behind it wait until it is past what a
+stage died of. When one has taken a stage down with it, whoever waits then goes before the next suspect, so that neither
+can keep the other waiting for ever.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
 from wavepp.core.cache.types import Room
 from wavepp.core.directory.events import Wait, WaitFor
@@ -18,6 +22,10 @@ from wavepp.core.router.requests import RequestRecord
 
 RETRY_ATTEMPTS_MAX: Final = 8
 """Attempts in the first round after a refusal."""
+
+
+_Lane: TypeAlias = list[tuple[tuple[int, int], RequestRecord]]
+"""By rank."""
 
 
 class QueueFullError(WaveppError):
@@ -35,14 +43,16 @@ class AdmissionQueue:
         self._requests_max = requests_max
         self._tokens_max = tokens_max
         self._retry_after_ms = retry_after_ms
-        self._ranked: list[tuple[tuple[int, int], RequestRecord]] = []
+        self._ranked: _Lane = []
+        self._suspects: _Lane = []
+        self._before_suspects = 0
         self._tokens = 0
         self._room: dict[int, Room] = {}
         self._blocked: tuple[RequestRecord, Wait] | None = None
         self._batch_max = ROUND_ATTEMPTS_MAX
 
     def __len__(self) -> int:
-        return len(self._ranked)
+        return len(self._ranked) + len(self._suspects)
 
     @property
     def tokens(self) -> int:
@@ -51,12 +61,12 @@ class AdmissionQueue:
 
     def check_room(self, prompt_tokens: int) -> None:
         """Raises QueueFullError when one more request of this length is too much."""
-        if len(self._ranked) >= self._requests_max:
+        if len(self) >= self._requests_max:
             raise QueueFullError(
-                f"the queue holds {len(self._ranked)} requests, the limit; retry after {self._retry_after_ms} ms",
+                f"the queue holds {len(self)} requests, the limit; retry after {self._retry_after_ms} ms",
                 self._retry_after_ms,
             )
-        if self._ranked and self._tokens + prompt_tokens > self._tokens_max:
+        if len(self) and self._tokens + prompt_tokens > self._tokens_max:
             raise QueueFullError(
                 f"the queue holds {self._tokens} prompt tokens and {prompt_tokens} more exceed the limit of "
                 f"{self._tokens_max}; retry after {self._retry_after_ms} ms",
@@ -65,32 +75,56 @@ class AdmissionQueue:
 
     def push(self, record: RequestRecord) -> None:
         """Put in at its rank; one that comes back gets its old place."""
-        bisect.insort(self._ranked, (record.rank, record), key=lambda entry: entry[0])
+        lane = self._suspects if record.suspect else self._ranked
+        bisect.insort(lane, (record.rank, record), key=lambda entry: entry[0])
         self._tokens += record.prompt_tokens
 
     def remove(self, record: RequestRecord) -> None:
         """Take out (cancelled while it waited)."""
-        at = bisect.bisect_left(self._ranked, record.rank, key=lambda entry: entry[0])
-        if at < len(self._ranked) and self._ranked[at][1] is record:
-            del self._ranked[at]
-            self._tokens -= record.prompt_tokens
-            if self._blocked is not None and self._blocked[0] is record:
-                self._blocked = None
+        for lane in (self._ranked, self._suspects):
+            at = bisect.bisect_left(lane, record.rank, key=lambda entry: entry[0])
+            if at < len(lane) and lane[at][1] is record:
+                del lane[at]
+                self._tokens -= record.prompt_tokens
+                if self._blocked is not None and self._blocked[0] is record:
+                    self._blocked = None
+
+    @property
+    def suspect_next(self) -> bool:
+        """Whether a suspect is first: it must be taken alone, and run alone."""
+        if not self._suspects or not self._ranked:
+            return bool(self._suspects)
+        if any(record.order <= self._before_suspects for _, record in self._ranked):
+            return False
+        return self._suspects[0][0] < self._ranked[0][0]
+
+    def let_others_first(self, order: int) -> None:
+        """Whoever has arrived up to `order` goes before the next suspect."""
+        self._before_suspects = order
+
+    def take_suspect(self) -> list[RequestRecord]:
+        """The suspect that is next; empty while it waits for room."""
+        if not self.suspect_next or self._waits():
+            return []
+        self._blocked = None
+        _, record = self._suspects.pop(0)
+        self._tokens -= record.prompt_tokens
+        return [record]
 
     def take(self, limit: int) -> list[RequestRecord]:
-        """The next requests to ask for, in order; empty while the head waits for room.
+        """The next requests to ask for, in order; empty while the head waits for room, or is a suspect.
 
         After a refusal only a few are asked for, then twice as many each time: asking for a long queue whenever there
         is room for its head would cost every stage a look at all of it.
         """
-        if not self._ranked or self._waits():
+        if not self._ranked or self.suspect_next or self._waits():
             return []
         self._blocked = None
         taken: list[RequestRecord] = []
         keys_bytes = 0
         for _, record in self._ranked[: min(limit, self._batch_max)]:
             keys_bytes += len(record.keys)
-            if taken and keys_bytes > ROUND_KEYS_BYTES_MAX:
+            if taken and (keys_bytes > ROUND_KEYS_BYTES_MAX or self._behind_a_suspect(record)):
                 break
             taken.append(record)
         self._batch_max = min(2 * self._batch_max, ROUND_ATTEMPTS_MAX)
@@ -107,7 +141,7 @@ class AdmissionQueue:
             self._batch_max = RETRY_ATTEMPTS_MAX
             record.waits += 1
             record.waited_for = (wait.stage, wait.what)
-            if self._blocked is None or record is self._ranked[0][1]:
+            if self._blocked is None or record is self._head():
                 self._blocked = (record, wait)
 
     def room(self, stage: int, room: Room) -> None:
@@ -130,8 +164,15 @@ class AdmissionQueue:
         """What the head lacks, if it was refused."""
         return self._blocked[1] if self._waits() and self._blocked is not None else None
 
+    def _head(self) -> RequestRecord | None:
+        lane = self._suspects if self.suspect_next else self._ranked
+        return lane[0][1] if lane else None
+
+    def _behind_a_suspect(self, record: RequestRecord) -> bool:
+        return bool(self._suspects) and record.rank > self._suspects[0][0] and record.order > self._before_suspects
+
     def _waits(self) -> bool:
-        if self._blocked is None or not self._ranked or self._ranked[0][1] is not self._blocked[0]:
+        if self._blocked is None or self._head() is not self._blocked[0]:
             return False
         wait = self._blocked[1]
         if wait.what is WaitFor.DIRECTORY or wait.stage is None:

@@ -13,7 +13,7 @@ from typing import Final
 from wavepp.core.directory.events import Attempt, Granted, NeverFits, Verdict, Void, Wait, WaitFor
 from wavepp.core.directory.reuse_endpoint import ReuseExplanation
 from wavepp.core.errors import InvariantError, WaveppError
-from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, WaveId, grant_id
+from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, StageIndex, WaveId, grant_id
 from wavepp.core.limits import KEY_BYTES, ROUND_ATTEMPTS_MAX, TOKEN_BYTES
 from wavepp.core.router.admission_queue import AdmissionQueue
 from wavepp.core.router.events import (
@@ -51,6 +51,7 @@ from wavepp.core.router.requests import (
     RequestState,
     Times,
 )
+from wavepp.core.router.waves_in_flight import IssuedWave, WavesInFlight
 from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.waves.types import ChosenToken, Chunk, FitReport
 
@@ -59,6 +60,9 @@ BATCHES_MAX: Final = 2
 
 DIRECTORY_RETRY_MS: Final = 250
 
+BREAKS_PER_ATTEMPT: Final = 4
+"""Breaks in which no stage died say less about a request: so many count as one attempt."""
+
 
 class DuplicateRequestError(WaveppError):
     """The id is in flight."""
@@ -66,22 +70,14 @@ class DuplicateRequestError(WaveppError):
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
-    """`running_max`: grants at once. `attempts_max`: how often a request is tried before it fails."""
+    """`running_max`: grants at once. `attempts_max`: how often a stage may die of what may have been a request before
+    that fails."""
 
     queue_requests_max: int
     queue_tokens_max: int
     queue_retry_after_ms: int
     running_max: int
     attempts_max: int
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """A wave that the last stage has not done."""
-
-    chunks: tuple[Chunk, ...]
-    ended: tuple[GrantId, ...]
-    in_stage0: bool = True
 
 
 class Dispatcher:
@@ -104,7 +100,9 @@ class Dispatcher:
         self._by_grant: dict[GrantId, RequestRecord] = {}
         self._batches: dict[int, dict[GrantId, RequestRecord]] = {}
         self._unanswered: int | None = None
-        self._waves: dict[WaveId, _InFlight] = {}
+        self._waves = WavesInFlight()
+        self._lost_grants: dict[GrantId, RequestRecord] = {}
+        self._alone: RequestRecord | None = None
         self._ending: set[GrantId] = set()
         self._ready = False
         self._directory_ready = False
@@ -192,13 +190,14 @@ class Dispatcher:
             case RoomChanged():
                 self._queue.room(event.stage, event.room)
             case StepDone():
-                if event.epoch == self.epoch and event.wave in self._waves:
-                    self._waves[event.wave].in_stage0 = False
+                if event.epoch == self.epoch:
+                    self._waves.step_done(event.stage, event.wave)
             case WaveDone():
                 self._wave_done(event, now_ms, out)
             case PipelineBroken():
                 self._broken(event.reason, out)
             case PipelineReady():
+                self._charge(event.died, out)
                 self.epoch, self._grants_made, self._ready = event.epoch, 0, True
                 self._queue.forget_rooms()
         self._admit(now_ms, out)
@@ -251,8 +250,7 @@ class Dispatcher:
             return
         if self._unanswered is not None or len(self._batches) >= BATCHES_MAX:
             return
-        free = self._limits.running_max - self.running - self.admitting
-        records = self._queue.take(min(free, ROUND_ATTEMPTS_MAX)) if free > 0 else []
+        records = self._next_batch()
         if not records:
             return
         self._batch += 1
@@ -270,6 +268,24 @@ class Dispatcher:
         self._batches[self._batch] = members
         self._unanswered = self._batch
         out.append(SendAdmit(self._batch, self.epoch, tuple(attempts)))
+
+    def _next_batch(self) -> list[RequestRecord]:
+        """Whom to ask for now. A suspect only when nothing else runs, and nobody else while it does."""
+        if self._suspect_runs:
+            return []
+        if self._queue.suspect_next:
+            if self.running or self.admitting or self._waves.any_with_chunks:
+                return []
+            taken = self._queue.take_suspect()
+            self._alone = taken[0] if taken else None
+            return taken
+        free = self._limits.running_max - self.running - self.admitting
+        return self._queue.take(min(free, ROUND_ATTEMPTS_MAX)) if free > 0 else []
+
+    @property
+    def _suspect_runs(self) -> bool:
+        alone = self._alone
+        return alone is not None and alone.suspect and alone.state in (RequestState.ADMITTING, RequestState.RUNNING)
 
     def _decided(self, event: Decided, now_ms: float, out: list[Instruction]) -> None:
         members = self._batches.get(event.batch)
@@ -344,14 +360,13 @@ class Dispatcher:
 
     def _issue(self, out: list[Instruction]) -> None:
         while self._ready:
-            in_stage0 = sum(1 for w in self._waves.values() if w.in_stage0)
-            ends_in_flight = any(not w.chunks for w in self._waves.values())
-            planned = self._planner.plan(len(self._waves), in_stage0, ends_in_flight)
+            waves = self._waves
+            planned = self._planner.plan(len(waves), waves.on_stage0, waves.any_of_ends)
             if planned is None:
                 return
             self._wave += 1
             wave = WaveId(self._wave)
-            self._waves[wave] = _InFlight(planned.chunks, planned.ended)
+            waves.issue(wave, IssuedWave(planned.chunks, planned.ended))
             chunks = tuple(self._with_tokens(c) for c in planned.chunks)
             out.append(IssueWave(wave, self.epoch, chunks, planned.ended))
 
@@ -374,7 +389,7 @@ class Dispatcher:
         return bytes(record.keys[block * KEY_BYTES : (block + 1) * KEY_BYTES])
 
     def _wave_done(self, event: WaveDone, now_ms: float, out: list[Instruction]) -> None:
-        wave = self._waves.pop(event.wave, None) if event.epoch == self.epoch else None
+        wave = self._waves.wave_done(event.wave) if event.epoch == self.epoch else None
         if wave is None:
             return
         self.waves_done += 1
@@ -424,7 +439,8 @@ class Dispatcher:
     def _broken(self, reason: str, out: list[Instruction]) -> None:
         """Everything that runs goes back to its place in the queue; the stages and the directory forget by epoch."""
         self._ready = False
-        self._waves.clear()
+        self._waves.broke()
+        self._lost_grants |= self._by_grant
         self._ending.clear()
         self._planner.reset()
         self._batches.clear()
@@ -434,12 +450,42 @@ class Dispatcher:
         for record in list(self._requests.values()):
             if record.state not in (RequestState.ADMITTING, RequestState.RUNNING):
                 continue
+            record.breaks += record.state is RequestState.RUNNING
             record.apply(RequestEvent.BROKEN)
             record.grant = None
             record.extend_keys(self._block_tokens)
             self._queue.push(record)
-            if record.attempts >= self._limits.attempts_max:
-                message = f"the pipeline broke in each of {record.attempts} attempts, the limit; last: {reason}"
+            if record.breaks >= BREAKS_PER_ATTEMPT * self._limits.attempts_max:
+                message = f"the pipeline broke {record.breaks} times without a token of it, the limit; last: {reason}"
+                self._give_up(record, FailureKind.PIPELINE, message, out)
+
+    def _charge(self, died: frozenset[StageIndex], out: list[Instruction]) -> None:
+        """Stages died: charge what they can have died of. A suspect ran alone, so one that is charged is convicted."""
+        charged: dict[RequestId, tuple[RequestRecord, StageIndex]] = {}
+        for stage in sorted(died):
+            for grant in sorted(self._waves.suspected(stage, died)):
+                record = self._lost_grants.get(grant)
+                if record is not None and record.state is RequestState.QUEUED:
+                    charged[record.request] = (record, stage)
+        self._lost_grants.clear()
+        self._waves.forget_lost()
+        for record, stage in charged.values():
+            convicted = record.suspect
+            self._queue.remove(record)
+            record.charge()
+            self._queue.push(record)
+            if convicted:
+                self._queue.let_others_first(self._arrivals)
+                message = (
+                    f"stage {stage} ended while it ran this request, for the {record.charges}. time, and nothing else "
+                    f"was running; do not send it again as it is, and look for the reason in what stage {stage} logged"
+                )
+                self._give_up(record, FailureKind.INTERNAL, message, out)
+            elif record.charges >= self._limits.attempts_max:
+                message = (
+                    f"a stage ended {record.charges} times while it may have run this request, the limit; the last was "
+                    f"stage {stage}"
+                )
                 self._give_up(record, FailureKind.PIPELINE, message, out)
 
     def validate(self) -> None:
@@ -451,6 +497,8 @@ class Dispatcher:
         running = {r.grant for r in self._requests.values() if r.state is RequestState.RUNNING}
         if running != set(self._by_grant):
             raise InvariantError("running requests and their grants differ")
+        if self._suspect_runs and self.running + self.admitting > 1:
+            raise InvariantError(f"a suspect runs beside {self.running + self.admitting - 1} others")
         queued = sum(1 for r in self._requests.values() if r.state is RequestState.QUEUED)
         if queued != len(self._queue):
             raise InvariantError(f"{queued} requests are queued, the queue holds {len(self._queue)}")

@@ -94,9 +94,10 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Every stage holds the epoch."""
+    """Every stage holds the epoch. `died`: stages that are another process than when the pipeline last worked."""
 
     epoch: PipelineEpoch
+    died: frozenset[StageIndex] = frozenset()
 
 
 Instruction = RaiseEpoch | Announce | Broken | Ready
@@ -146,6 +147,7 @@ class EpochKeeper:
         self.raised = 0
         self._stages = stages
         self._up: dict[StageIndex, StageUp] = {}
+        self._served: dict[StageIndex, Incarnation] = {}
         self._waiting_for: set[StageIndex] = set()
         self._tries = 0
         self._story: deque[str] = deque(maxlen=STORY_EVENTS_MAX)
@@ -236,4 +238,7 @@ class EpochKeeper:
             return []
         self.apply(EpochEvent.ACKED)
         self._tries = 0
-        return [Ready(self.epoch)]
+        served = {stage: up.incarnation for stage, up in self._up.items()}
+        died = frozenset(stage for stage, before in self._served.items() if served[stage] != before)
+        self._served = served
+        return [Ready(self.epoch, died)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from wavepp.core.cache.types import Room
 from wavepp.core.directory.events import Attempt, Verdict
-from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, WaveId
+from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, StageIndex, WaveId
 from wavepp.core.router.requests import Failure, FailureKind, NewRequest, RequestOutcome
 from wavepp.core.waves.types import ChosenToken, Chunk, FailedGrant, StepTime
 
@@ -61,8 +61,9 @@ class RoomChanged:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """From stage 0."""
+    """From a stage. The last one says it of a whole wave: `WaveDone`."""
 
+    stage: StageIndex
     epoch: PipelineEpoch
     wave: WaveId
 
@@ -87,9 +88,11 @@ class PipelineBroken:
 
 @dataclass(frozen=True, slots=True)
 class PipelineReady:
-    """Every stage has acknowledged this epoch."""
+    """Every stage has acknowledged this epoch. `died`: stages that are another process than in the epoch that last
+    worked."""
 
     epoch: PipelineEpoch
+    died: frozenset[StageIndex] = frozenset()
 
 
 Event = (

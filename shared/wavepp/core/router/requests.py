@@ -18,6 +18,12 @@ from wavepp.core.limits import KEY_BYTES, TOKEN_BYTES
 from wavepp.core.tokens import encode_tokens
 from wavepp.core.waves.types import ChosenToken
 
+SUSPICION_MAX: Final = 2
+"""So often a request may have been with a stage that died before it runs alone: a bystander is unlucky once."""
+
+PAST_TOKENS: Final = 2
+"""So many tokens further a request is past what a stage died of: one by prefill, one by a decode step."""
+
 
 class RequestState(Enum):
     """Where a request is."""
@@ -122,8 +128,21 @@ class RequestRecord:
     computed_tokens: int = 0
     waves: int = 0
     attempts: int = 0
+    breaks: int = 0
+    """How often the pipeline broke while it ran, since its last token."""
+    charges: int = 0
+    """How often a stage died while this may have been what it ran."""
+    suspicion: int = 0
+    """The same, since it was last past such a place."""
+    charged_outputs: int = 0
+    """Tokens that it had at the last charge."""
     waits: int = 0
     waited_for: tuple[StageIndex | None, WaitFor | None] = (None, None)
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may only run alone."""
+        return self.suspicion >= SUSPICION_MAX
 
     @property
     def request(self) -> RequestId:
@@ -163,9 +182,18 @@ class RequestRecord:
         self.grant = grant
         self.prefill_tokens = self.length
 
+    def charge(self) -> None:
+        """A stage died, and this may have been what it died of."""
+        self.charges += 1
+        self.suspicion += 1
+        self.charged_outputs = len(self.outputs)
+
     def add_output(self, chosen: ChosenToken) -> None:
         """Append a generated token."""
+        self.breaks = 0
         self.outputs.append(chosen)
+        if len(self.outputs) >= self.charged_outputs + PAST_TOKENS:
+            self.suspicion = 0
         self.tokens += encode_tokens((chosen.token,))
 
     def finish_reason(self) -> FinishReason | None:

@@ -217,7 +217,8 @@ class ReportWave:
 
 @dataclass(frozen=True, slots=True)
 class ReportStep:
-    """A step is done on this stage: tell the router (it issues waves by stage 0's progress)."""
+    """A step is done on this stage: tell the router. It issues waves by stage 0's progress, and when a stage dies it
+    knows by the others' what that one was at."""
 
     epoch: PipelineEpoch
     wave: WaveId

@@ -351,7 +351,7 @@ class Sequencer:
         survivors = tuple(c for c in running.good if c.grant not in bad)
         steps = (*wave.steps, done.step)
         failed = tuple(running.failed)
-        if self._first:
+        if self._first or not self._last:
             out.append(ReportStep(wave.epoch, wave.wave, done.step))
         if self._last:
             out.append(ReportWave(wave.epoch, wave.wave, failed, steps, done.samples))
