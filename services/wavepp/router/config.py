@@ -45,8 +45,8 @@ class RouterConfig(ProcessConfig):
         ge=1,
         le=100,
         description=(
-            "How often a stage may die while it may have run a request before that fails; four times as many breaks of the "
-            "pipeline in which no stage died."
+            "How often a stage may die while it may have run a request before that fails; four times as many breaks "
+            "of the pipeline in which no stage died."
         ),
     )
     request_timeout_s: float = Field(
