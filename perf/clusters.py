@@ -13,6 +13,7 @@ import grpc
 
 from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
 from wavepp.cli.models.fetch import SMOLLM2, fetch_model
+from wavepp.infra.rpc import CHANNEL_OPTIONS
 from wavepp.profiles.profile import load_profile
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
 
@@ -98,20 +99,20 @@ def pids_of(started: LocalCluster) -> dict[str, int]:
 
 def status(address: str) -> prefill_pb2.GetStatusResponse:
     """The cluster's status."""
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         stub = prefill_pb2_grpc.AdminServiceStub(channel)
         return stub.GetStatus(prefill_pb2.GetStatusRequest(), timeout=ADMIN_TIMEOUT_S)
 
 
 def model_info(address: str) -> prefill_pb2.GetModelInfoResponse:
     """What the cluster serves."""
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         stub = prefill_pb2_grpc.PrefillServiceStub(channel)
         return stub.GetModelInfo(prefill_pb2.GetModelInfoRequest(), timeout=ADMIN_TIMEOUT_S)
 
 
 def timeline(address: str) -> prefill_pb2.GetTimelineResponse:
     """The last waves with their steps."""
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         stub = prefill_pb2_grpc.AdminServiceStub(channel)
         return stub.GetTimeline(prefill_pb2.GetTimelineRequest(), timeout=ADMIN_TIMEOUT_S)

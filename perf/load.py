@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 
+from wavepp.infra.rpc import CHANNEL_OPTIONS
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
 
 REQUEST_TIMEOUT_S = 300.0
@@ -77,7 +78,7 @@ def run_closed_loop(address: str, clients: int, prompts: Iterator[bytes]) -> lis
     """`closed_loop` over a channel of its own; blocks."""
 
     async def run() -> list[Answered]:
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
             return await closed_loop(channel, clients, prompts)
 
     return asyncio.run(run())

@@ -49,6 +49,8 @@ SERVER_OPTIONS: Final = (
 )
 CHANNEL_OPTIONS: Final = (
     *_COMMON_OPTIONS,
+    # http_proxy and https_proxy are for what is outside of a mesh.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # How long one attempt to connect may take (the default is 20 s).

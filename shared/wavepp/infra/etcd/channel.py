@@ -32,6 +32,8 @@ OPTIONS: Final = (
     # How long one attempt to connect may take; the default of 20 s hides a stopped server.
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),
+    # http_proxy and https_proxy are for what is outside of a mesh.
+    ("grpc.enable_http_proxy", 0),
 )
 # A member that is cut off from its quorum ends such a stream instead of keeping it silent.
 _STREAM_METADATA: Final = (("hasleader", "true"),)
