@@ -86,6 +86,7 @@ async def fill(etcd: EtcdClient) -> None:
         await etcd.put(f"/junk/{i}", b"x" * 200_000)
 
 
+@pytest.mark.long
 async def test_an_etcd_without_space_deposes_nobody_and_the_status_says_what_is_wrong(tmp_path: Path) -> None:
     full = EtcdServer(tmp_path / "etcd", tmp_path / "etcd.log", fsync=False, flags=("--quota-backend-bytes=2000000",))
     await asyncio.to_thread(full.start)

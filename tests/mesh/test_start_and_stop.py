@@ -66,7 +66,7 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
     "order",
     [
         ("stage-1", "router", "stage-0", "directory", "etcd"),
-        ("router", "directory", "etcd", "stage-1", "stage-0"),
+        pytest.param(("router", "directory", "etcd", "stage-1", "stage-0"), marks=pytest.mark.long),
         pytest.param(("directory", "stage-0", "etcd", "stage-1", "router"), marks=pytest.mark.long),
         pytest.param(("etcd", "stage-0", "stage-1", "router", "directory"), marks=pytest.mark.long),
         pytest.param(("stage-0", "etcd", "router", "directory", "stage-1"), marks=pytest.mark.long),

@@ -181,6 +181,7 @@ async def test_a_leaders_refusal_reaches_the_client_of_a_standby_as_it_is(pair: 
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+@pytest.mark.long
 async def test_a_client_of_a_standby_that_goes_away_stops_its_request(pair: Pair) -> None:
     call = pair.standing_by.stream(PROMPT, max_tokens=2000)
     await call.read()
@@ -228,6 +229,7 @@ async def test_a_leader_that_stops_hands_over_and_loses_no_request(pair: Pair) -
     assert child.returncode == 0
 
 
+@pytest.mark.long
 async def test_a_standby_that_stops_finishes_what_it_sends_on(pair: Pair) -> None:
     stream = Reader(pair.standing_by, PROMPT, 250)
     await stream.some()
@@ -237,6 +239,7 @@ async def test_a_standby_that_stops_finishes_what_it_sends_on(pair: Pair) -> Non
     assert await pair.led_by(pair.leader) < AT_ONCE_S, "it led, and leads"
 
 
+@pytest.mark.long
 async def test_a_leader_that_was_paused_until_another_led_sends_its_calls_on(pair: Pair) -> None:
     streams = [Reader(pair.leading, PROMPT[i:], 200) for i in range(3)]
     await asyncio.gather(*(stream.some() for stream in streams))
