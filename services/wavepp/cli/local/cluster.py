@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 POLL_S: Final = 0.05
 PROBE_TIMEOUT_S: Final = 1.0
 SUPERVISE_PERIOD_S: Final = 0.5
+ETCD_WAIT_S: Final = "5"
 
 
 class ClusterNotReadyError(WaveppError):
@@ -132,7 +133,8 @@ class LocalCluster:
             self.etcd.start()
             self._etcd_started.append(time.monotonic())
             note_processes(spec.run_dir, self.pids)
-        common = ("--etcd-endpoints", self.etcd_endpoints, *spec.common_arguments)
+        # Somebody is looking on, who wants to hear of an etcd that is not there.
+        common = ("--etcd-endpoints", self.etcd_endpoints, "--etcd-wait-s", ETCD_WAIT_S, *spec.common_arguments)
         for index in range(spec.directories):
             # A port that stays: started again, it knows by its address that its predecessor is gone.
             arguments = (*common, "--bind-port", str(free_port()), *spec.directory_arguments)
