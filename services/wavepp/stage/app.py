@@ -124,6 +124,9 @@ async def _serve(
         begin=worker.begin,
         end=worker.lease_lost,
     )
+    # etcd may have gone away while the model loaded, and that is no reason to load it again.
+    if not await await_etcd(client, config.etcd_wait_s, stop):
+        return
     await membership.join()
     keeping = tasks.spawn(membership.keep(), "membership", endless=True)
 

@@ -58,5 +58,6 @@ async def _end(leave: Callable[[], Awaitable[None]]) -> None:
             await leave()
     except TimeoutError:
         _log.warning("the stage's place was not given up in time, its lease ends by itself")
-    logging.shutdown()
-    os._exit(EXIT_HUNG)
+    finally:
+        logging.shutdown()
+        os._exit(EXIT_HUNG)
