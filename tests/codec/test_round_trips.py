@@ -81,7 +81,7 @@ verdicts = (
     st.builds(directory_ev.Granted, u32, reuses)
     | st.builds(directory_ev.Wait, st.none() | stages, st.sampled_from(directory_ev.WaitFor), i63, u64)
     | st.builds(directory_ev.NeverFits, stages, texts, i63, i63)
-    | st.builds(directory_ev.Void, st.sampled_from(directory_ev.VoidReason))
+    | st.builds(directory_ev.Void, st.sampled_from(directory_ev.VoidReason), st.none() | stages)
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from directory_support import STAGE
 from wavepp.core.errors import PeerProtocolError
 from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.leadership import Leadership
@@ -16,37 +17,8 @@ from wavepp.infra.etcd.session import Session
 from wavepp.infra.etcd.types import Fence, Snapshot
 from wavepp.infra.metrics import Metrics
 from wavepp.infra.outbox import Outbox
-from wavepp.infra.registration import StageRegistration
 from wavepp.infra.tasks import TaskOwner
 from wavepp.v1 import directory_pb2
-
-STAGE = StageRegistration(
-    stage=0,
-    stages=1,
-    incarnation="i",
-    address="127.0.0.1:1",
-    link_address="",
-    first_layer=0,
-    last_layer=1,
-    layers_total=1,
-    model_name="m",
-    model_type="llama",
-    fingerprint="f",
-    vocab_size=100,
-    tokens_max=1000,
-    dtype="float32",
-    cache_dtype="float32",
-    block_tokens=32,
-    alignment_tokens=32,
-    wave_tokens_max=192,
-    wave_requests_max=8,
-    eos_token_ids=(),
-    recurrent=False,
-    emulated=False,
-    kv_blocks=10,
-    state_slots=0,
-    snapshot_slots=0,
-)
 
 
 class EmptyLedger:

@@ -121,6 +121,15 @@ async def test_a_peer_that_ends_the_stream_before_it_answers_is_named(bench: Ben
     assert await bench.next() == ("greeted", "")
 
 
+async def test_a_stream_can_be_given_up_and_is_made_again(bench: Bench) -> None:
+    for _ in range(2):
+        assert await bench.next() == ("greeted", "")
+        bench.stream.remake("no answer for long")
+        assert await bench.next() == ("lost", "no answer for long")
+        bench.stream.remake("there is none now")
+    assert await bench.next() == ("greeted", "")
+
+
 async def test_a_peer_that_has_seen_a_later_leader_says_so(bench: Bench) -> None:
     bench.server.behaviours = [REFUSE, ANSWER]
     assert await bench.next() == ("superseded", "")

@@ -58,7 +58,7 @@ def prompts(seed: int, bad_token: int) -> list[list[int]]:
 
 async def answers_of_the_innocent(client: MeshClient, asked: list[list[int]]) -> tuple[list[int], grpc.aio.AioRpcError]:
     """How often each of them was tried, and what became of the other one."""
-    calls = [asyncio.create_task(client.answer(prompt, 12, timeout=120)) for prompt in asked]
+    calls = [asyncio.create_task(client.answer(prompt, 12, timeout=60)) for prompt in asked]
     bad = calls.pop(INNOCENTS // 2)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await bad

@@ -1,4 +1,4 @@
-"""Requests that a stage dies of whenever it runs them: they fail, and nobody else does."""
+"""Requests that a stage dies of whenever it runs them, or that break its stream: they fail, and nobody else does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from sim_support import Wanted, break_something, check_answers, run_for, submit
 from wavepp.core.ids import RequestId, StageIndex
+from wavepp.core.router.dispatcher import UNANSWERED_ALONE_MAX
 from wavepp.core.router.requests import FailureKind
 from wavepp.sim.mesh import SimMesh
 from wavepp.sim.mesh_config import MeshConfig
@@ -108,3 +109,40 @@ def test_deadly_requests_among_other_faults_harm_nobody_else() -> None:
             del wanted[name]
         check_answers(mesh, wanted)
         mesh.check_nothing_left()
+
+
+def test_a_request_whose_prepare_breaks_the_stream_fails_after_some_tries_and_the_others_are_answered() -> None:
+    for seed in range(6):
+        mesh = SimMesh(ROOM, seed)
+        mesh.run()
+        mesh.indecipherable[POISON] = StageIndex(seed % 3)
+        wanted = innocents(6, 4)
+        for i, (name, request) in enumerate(wanted.items()):
+            if i == seed:
+                mesh.submit(POISON, tuple(range(90_000, 90_020)))
+            submit(mesh, name, request)
+        mesh.run()
+        assert mesh.failures[POISON].kind is FailureKind.INTERNAL
+        assert f"stage {seed % 3} did not answer" in mesh.failures[POISON].message
+        assert mesh.rounds_broken <= UNANSWERED_ALONE_MAX + 2, "asked for with others once or twice, then alone"
+        check_answers(mesh, wanted)
+        mesh.check_nothing_left()
+
+
+@pytest.mark.parametrize("silent", ["rounds", "answers"])
+def test_a_stage_that_does_not_answer_a_round_holds_it_up_until_its_time_is_over(silent: str) -> None:
+    mesh = SimMesh(ROOM, 1)
+    mesh.run()
+    wanted = innocents(4, 3)
+    mesh.frozen.add(f"{silent}:1")
+    for name, request in wanted.items():
+        submit(mesh, name, request)
+    mesh.run()
+    assert not mesh.outcomes
+    # What waits on a stream that is given up is lost with it.
+    mesh.time_out_rounds()
+    mesh.frozen.clear()
+    mesh.run()
+    check_answers(mesh, wanted)
+    assert all(outcome.attempts == 1 for outcome in mesh.outcomes.values())
+    mesh.check_nothing_left()

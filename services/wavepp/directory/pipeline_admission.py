@@ -14,7 +14,7 @@ from wavepp.codec import admission, rounds
 from wavepp.core.directory import events as directory_ev
 from wavepp.core.directory.admission import Admission
 from wavepp.core.errors import PeerProtocolError
-from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, StageIndex
+from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, RoundId, StageIndex
 from wavepp.directory.config import DirectoryConfig
 from wavepp.directory.ledger_writer import LedgerWriter
 from wavepp.directory.stage_stream import StageStream
@@ -63,6 +63,9 @@ class PipelineAdmission:
         self._registrations = registrations
         self._reported_health: tuple[bool, str] | None = None
         self._ledger_error = ""
+        self._loop = asyncio.get_running_loop()
+        self._limits: dict[RoundId, asyncio.TimerHandle] = {}
+        self._last_limited = RoundId(0)
         self.apply(directory_ev.LedgerLoaded(records))
 
     def fits(self, registrations: dict[int, StageRegistration]) -> bool:
@@ -129,6 +132,8 @@ class PipelineAdmission:
         """This directory does not lead any more."""
         for stage in list(self._streams):
             self._end_stream(stage)
+        for limit in self._limits.values():
+            limit.cancel()
         self.router.close()
 
     # ---- events and instructions ----
@@ -159,11 +164,14 @@ class PipelineAdmission:
     def _do(self, instruction: directory_ev.Instruction) -> None:
         match instruction:
             case directory_ev.SendPrepare():
+                self._limit(instruction.round)
                 self._to_stage(instruction.stage, rounds.encode_prepare(instruction))
             case directory_ev.SendLower():
                 self._to_stage(instruction.stage, rounds.encode_lower(instruction))
             case directory_ev.SendAbort():
                 self._to_stage(instruction.stage, rounds.encode_abort(instruction))
+            case directory_ev.RemakeStream(stage=stage):
+                self._remake(stage)
             case directory_ev.AskDump():
                 self._to_stage(instruction.stage, stage_pb2.RoundsCommand(dump=stage_pb2.DumpCache()))
             case directory_ev.SetRecord():
@@ -171,6 +179,22 @@ class PipelineAdmission:
                     self._ledger.set(instruction)
             case directory_ev.Decide():
                 self.router.put(admission.encode_decide(instruction))
+
+    def _limit(self, number: RoundId) -> None:
+        """Begin a round's time. A round that only waits for the ledger is not over with it."""
+        if number > self._last_limited:
+            self._last_limited = number
+            self._limits[number] = self._loop.call_later(self._config.round_timeout_s, self._time_is_up, number)
+
+    def _time_is_up(self, number: RoundId) -> None:
+        self._limits.pop(number, None)
+        self.apply(directory_ev.RoundTimedOut(number))
+
+    def _remake(self, stage: StageIndex) -> None:
+        stream = self._streams.get(stage)
+        if stream is not None:
+            stream.remake(f"no answer to an admission round within {self._config.round_timeout_s:g} s")
+        self.tell_health()
 
     def _to_stage(self, stage: StageIndex, command: stage_pb2.RoundsCommand) -> None:
         stream = self._streams.get(stage)

@@ -55,6 +55,10 @@ class StageStream:
         """Put a command on the stream; dropped while there is none (the next hello says what is to be kept)."""
         self._stream.send(command)
 
+    def remake(self, reason: str) -> None:
+        """The stage is silent: end the stream and make another."""
+        self._stream.remake(reason)
+
     async def run(self) -> NoReturn:
         """Keep the stream until it is cancelled."""
         await self._stream.run()

@@ -113,6 +113,8 @@ def _encode_verdict(grant: GrantId, verdict: directory_ev.Verdict) -> directory_
             out.never.capacity = verdict.capacity
         case directory_ev.Void():
             out.void.reason = verdict.reason
+            if verdict.stage is not None:
+                out.void.stage = verdict.stage
     return out
 
 
@@ -129,5 +131,7 @@ def _decode_verdict(message: directory_pb2.Decision) -> directory_ev.Verdict:
             never = message.never
             return directory_ev.NeverFits(StageIndex(never.stage), never.pool, never.needed, never.capacity)
         case "void":
-            return directory_ev.Void(decode_reason(directory_ev.VoidReason, message.void.reason))
+            void = message.void
+            stage = StageIndex(void.stage) if void.HasField("stage") else None
+            return directory_ev.Void(decode_reason(directory_ev.VoidReason, void.reason), stage)
     raise PeerProtocolError(f"grant {message.grant}: a decision without content")

@@ -69,10 +69,18 @@ class ReconnectingStream(Generic[Command, Event]):
         self._connect_timeout_s = connect_timeout_s
         self._outbox: Outbox[Command] = Outbox(commands_max)
         self._outbox.close()
+        self._talking: asyncio.Timeout | None = None
+        self._ended_for = ""
 
     def send(self, command: Command) -> None:
         """Put a command on the stream; dropped while there is none: the next hello begins anew."""
         self._outbox.put(command)
+
+    def remake(self, reason: str) -> None:
+        """End the stream as if it had broken; nothing while there is none."""
+        if self._talking is not None:
+            self._ended_for = reason
+            self._talking.reschedule(asyncio.get_running_loop().time())
 
     async def run(self) -> NoReturn:
         """Connect, and connect again, until it is cancelled."""
@@ -89,8 +97,9 @@ class ReconnectingStream(Generic[Command, Event]):
             except InvariantError:
                 raise
             except (WaveppError, TimeoutError) as error:
-                reason = str(error) or "no answer in time"
+                reason = self._ended_for or str(error) or "no answer in time"
             finally:
+                self._talking, self._ended_for = None, ""
                 self._outbox.close()
                 self._owner.lost(reason)
             _log.warning("%s at %s: %s", self._peer, self._address, reason)
@@ -106,5 +115,6 @@ class ReconnectingStream(Generic[Command, Event]):
                 raise PeerProtocolError(f"{self._peer} did not answer the hello")
             self._owner.greeted(first)
             backoff.reset()
-            async for event in events:
-                self._owner.received(event)
+            async with asyncio.timeout(None) as self._talking:
+                async for event in events:
+                    self._owner.received(event)

@@ -51,6 +51,8 @@ class SimMesh:
         self._model = model or FingerprintModel(config.block_tokens)
         self.deaths = 0
         """Stages that died of a request."""
+        self.rounds_broken = 0
+        """Rounds streams that broke of a request."""
         self._etcd = SimEtcd()
         self._stages = SimStages(config, self._model, self.delivery, self)
         self.router = SimRouter(config, self._model, policy, self.delivery, self, self._etcd)
@@ -115,6 +117,11 @@ class SimMesh:
     def deadly(self) -> dict[RequestId, StageIndex]:
         """Requests that the process of that stage dies of, whenever it runs them."""
         return self._stages.deadly
+
+    @property
+    def indecipherable(self) -> dict[RequestId, StageIndex]:
+        """Requests whose Prepare breaks the rounds stream of that stage."""
+        return self._directory.indecipherable
 
     @property
     def frozen(self) -> set[str]:
@@ -221,6 +228,10 @@ class SimMesh:
         self.admit(directory_ev.StageDisconnected(stage))
         self._directory.connect_rounds(stage)
 
+    def time_out_rounds(self) -> None:
+        """No stage has answered the directory in time."""
+        self._directory.time_out_rounds()
+
     def _connect_directory(self) -> None:
         self._directory.connect(self.dispatcher.epoch, self.dispatcher.live_grants())
         self.dispatch(router_ev.DirectoryChanged(ready=True, new_stream=True))
@@ -246,6 +257,11 @@ class SimMesh:
     def tell_stage(self, index: int, event: stage_ev.Event) -> None:
         """A stage hears this now."""
         self._stages.handle(index, event)
+
+    def rounds_broke(self, index: int) -> None:
+        """What the stage was asked broke its stream."""
+        self.rounds_broken += 1
+        self.cut_rounds(index)
 
     def died(self, index: int) -> None:
         """A stage died of what it ran."""

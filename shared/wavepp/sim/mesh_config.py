@@ -97,6 +97,9 @@ class Peers(Protocol):
     def tell_stage(self, index: int, event: stage_ev.Event) -> None:
         """A stage's sequencer hears this."""
 
+    def rounds_broke(self, index: int) -> None:
+        """The rounds stream to a stage broke."""
+
     def died(self, index: int) -> None:
         """A stage's process is gone."""
 

@@ -8,7 +8,7 @@ from typing import Final
 from wavepp.core.directory import events as directory_ev
 from wavepp.core.directory.admission import Admission
 from wavepp.core.errors import InvariantError
-from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, StageIndex
+from wavepp.core.ids import DirectoryEpoch, GrantId, PipelineEpoch, RequestId, StageIndex
 from wavepp.core.router import events as router_ev
 from wavepp.core.stage import events as stage_ev
 from wavepp.sim.delivery import Delivery
@@ -20,7 +20,10 @@ ETCD_RETRY_MS: Final = 100.0
 
 
 class SimDirectory:
-    """The directory that leads; `restart` puts another in its place."""
+    """The directory that leads; `restart` puts another in its place.
+
+    `indecipherable`: requests whose Prepare breaks the rounds stream of that stage.
+    """
 
     def __init__(self, config: MeshConfig, delivery: Delivery, peers: Peers, stages: SimStages, etcd: SimEtcd) -> None:
         self._config = config
@@ -30,6 +33,7 @@ class SimDirectory:
         self._etcd = etcd
         self._unwritten: deque[directory_ev.SetRecord] = deque()
         self._directory_epoch = 0
+        self.indecipherable: dict[RequestId, StageIndex] = {}
         self.admission = self._new_admission()
 
     def _new_admission(self) -> Admission:
@@ -92,7 +96,10 @@ class SimDirectory:
         match instruction:
             case directory_ev.SendPrepare(stage=stage):
                 prepare = stage_ev.PrepareArrived(instruction.round, instruction.epoch, instruction.grants)
-                send(f"rounds:{stage}", lambda: tell_stage(stage, prepare))
+                send(f"rounds:{stage}", lambda: self._prepare(stage, prepare))
+            case directory_ev.RemakeStream(stage=stage):
+                self._delivery.cut(f"rounds:{stage}", f"answers:{stage}")
+                self.connect_rounds(stage)
             case directory_ev.SendLower(stage=stage):
                 lower = stage_ev.LowerArrived(instruction.round, instruction.grants)
                 send(f"rounds:{stage}", lambda: tell_stage(stage, lower))
@@ -105,6 +112,17 @@ class SimDirectory:
             case directory_ev.Decide():
                 decided = router_ev.Decided(instruction.batch, instruction.decisions, instruction.answered)
                 send("decide", lambda: self._peers.dispatch(decided))
+
+    def _prepare(self, stage: StageIndex, prepare: stage_ev.PrepareArrived) -> None:
+        if any(self.indecipherable.get(RequestId(str(g.context))) == stage for g in prepare.grants):
+            self._peers.rounds_broke(stage)
+        else:
+            self._peers.tell_stage(stage, prepare)
+
+    def time_out_rounds(self) -> None:
+        """The time of every round is up."""
+        for number in self.admission.rounds:
+            self.handle(directory_ev.RoundTimedOut(number))
 
     def _write_later(self, record: directory_ev.SetRecord, after_ms: float = 0.0) -> None:
         self._unwritten.append(record)

@@ -38,6 +38,9 @@ def only(kind: type[Kind], out: list[directory_ev.Instruction]) -> list[Kind]:
     return [i for i in out if isinstance(i, kind)]
 
 
+UNANSWERED = directory_ev.Void(directory_ev.VoidReason.UNANSWERED, S1)
+
+
 class Directory:
     """An admission with its stages connected and in sync; every stage holds the first `held` blocks of the prompts."""
 
@@ -493,10 +496,44 @@ def test_a_stage_that_disconnects_voids_every_undecided_attempt(answered: int) -
     for stage in (S0, S1)[:answered]:
         directory.prepared(stage, g(1))
     out = directory.tell(directory_ev.StageDisconnected(S1))
-    assert decisions(out) == [(g(1), directory_ev.Wait(S1, directory_ev.WaitFor.DIRECTORY))]
+    # Where it owed no answer, nothing that it was asked can be why.
+    waits = directory_ev.Wait(S1, directory_ev.WaitFor.DIRECTORY)
+    assert decisions(out) == [(g(1), waits if answered == 2 else UNANSWERED)]
     assert aborts(out) == {S0: (g(1),)}, "nothing can be sent to the one that went"
     assert directory.written() == [deleted()]
     directory.assert_forgotten()
+
+
+def test_a_stage_that_is_silent_for_too_long_counts_as_gone_until_its_stream_is_made_again() -> None:
+    directory = Directory()
+    directory.admit(g(1), g(2))
+    directory.written()
+    directory.prepared(S0, g(1), g(2))
+    out = directory.tell(directory_ev.RoundTimedOut(RoundId(1)))
+    assert directory_ev.RemakeStream(S1) in out
+    assert decisions(out) == [(g(1), UNANSWERED), (g(2), UNANSWERED)]
+    assert aborts(out) == {S0: (g(1), g(2))}
+    assert not directory.admission.connected(S1)
+    directory.assert_forgotten()
+    assert directory.tell(directory_ev.RoundTimedOut(RoundId(1))) == [], "it is over"
+
+
+def test_a_stage_that_does_not_step_down_in_time_counts_as_gone_too() -> None:
+    directory = lowering()
+    out = directory.tell(directory_ev.RoundTimedOut(RoundId(1)))
+    assert only(directory_ev.RemakeStream, out) == [directory_ev.RemakeStream(S0), directory_ev.RemakeStream(S2)]
+    assert decisions(out) == [(g(1), directory_ev.Void(directory_ev.VoidReason.UNANSWERED, S0))]
+    assert aborts(out) == {S1: (g(1),), S2: (g(1),)}
+    directory.assert_forgotten()
+
+
+def test_a_round_that_only_waits_for_the_ledger_has_all_the_time() -> None:
+    directory = Directory()
+    directory.admit(g(1))
+    directory.prepared(S0, g(1))
+    directory.prepared(S1, g(1))
+    assert directory.tell(directory_ev.RoundTimedOut(RoundId(1))) == []
+    assert [grant for grant, _ in decisions(directory.written())] == [g(1)]
 
 
 def test_grants_outlive_the_stream_to_a_stage() -> None:

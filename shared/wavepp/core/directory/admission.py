@@ -27,6 +27,8 @@ from wavepp.core.directory.events import (
     Instruction,
     LedgerLoaded,
     RecordWritten,
+    RemakeStream,
+    RoundTimedOut,
     RouterConnected,
     SendAbort,
     SendPrepare,
@@ -84,6 +86,11 @@ class Admission:
         return len(self._rounds)
 
     @property
+    def rounds(self) -> tuple[RoundId, ...]:
+        """Those in flight."""
+        return tuple(self._rounds)
+
+    @property
     def grants(self) -> frozenset[GrantId]:
         """Granted, and not ended as far as the router has said.
 
@@ -109,6 +116,8 @@ class Admission:
                 self._answered(event, out)
             case RecordWritten():
                 self._recorded(event, out)
+            case RoundTimedOut():
+                self._timed_out(event.round, out)
             case CancelAttempts():
                 self._cancel(event.grants, out)
             case GrantsComputed():
@@ -303,11 +312,18 @@ class Admission:
         if self._sync.connected(event.stage, event.incarnation, event.next_change):
             out.append(AskDump(event.stage))
 
+    def _timed_out(self, round_id: RoundId, out: list[Instruction]) -> None:
+        current = self._rounds.get(round_id)
+        for stage in current.silent if current is not None else ():
+            # What it may have prepared it ends when the stream is made again.
+            out.append(RemakeStream(stage))
+            self._stage_disconnected(stage, out)
+
     def _stage_disconnected(self, stage: StageIndex, out: list[Instruction]) -> None:
         """Attempts that wait for this stage's answer are void; grants live on: the epoch decides about them."""
         self._connected.discard(stage)
         self._sync.disconnected(stage)
         for current in list(self._rounds.values()):
-            ended = current.undecided(Wait(stage, WaitFor.DIRECTORY))
+            ended = current.without(stage)
             self._end(current, ended, AttemptEvent.BROKEN, out)
             self._conclude(current, ended, out)

@@ -73,6 +73,13 @@ class RecordWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundTimedOut:
+    """The time that the stages have for their answers has passed; nothing when they came."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True, slots=True)
 class CancelAttempts:
     """The router gives these up before any wave named them."""
 
@@ -149,6 +156,7 @@ Event = (
     | Admit
     | StageAnswered
     | RecordWritten
+    | RoundTimedOut
     | CancelAttempts
     | GrantsComputed
     | GrantsEnded
@@ -187,6 +195,13 @@ class SendAbort:
 
     stage: StageIndex
     grants: tuple[GrantId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RemakeStream:
+    """To one stage: it does not answer on this one, which counts as broken already."""
+
+    stage: StageIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +268,8 @@ class NeverFits:
 
 
 class VoidReason(StrEnum):
-    """Its epoch is over, the grant ended on a stage, the router gave it up or began another stream; or a reason that
-    only another release knows.
+    """Its epoch is over, the grant ended on a stage, the router gave it up or began another stream, a stage's stream
+    broke or its answer did not come while it was asked; or a reason that only another release knows.
 
     The values are those of the wire, and of `RefusalReason` where a stage says so.
     """
@@ -263,14 +278,16 @@ class VoidReason(StrEnum):
     ENDED = "ended"
     CANCELLED = "cancelled"
     STREAM = "stream"
+    UNANSWERED = "unanswered"
     OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """The attempt is over without a decision."""
+    """The attempt is over without a decision. `stage`: who did not answer."""
 
     reason: VoidReason
+    stage: StageIndex | None = None
 
 
 Verdict = Granted | Wait | NeverFits | Void
@@ -286,4 +303,4 @@ class Decide:
     answered: bool
 
 
-Instruction = SendPrepare | SendLower | SendAbort | AskDump | SetRecord | Decide
+Instruction = SendPrepare | SendLower | SendAbort | RemakeStream | AskDump | SetRecord | Decide

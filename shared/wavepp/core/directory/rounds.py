@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from wavepp.core.directory.attempts import AttemptEvent, AttemptRecord, AttemptState
-from wavepp.core.directory.events import Decide, Decision, SendAbort, SendLower, Verdict
+from wavepp.core.directory.events import (
+    Decide,
+    Decision,
+    SendAbort,
+    SendLower,
+    Verdict,
+    Void,
+    VoidReason,
+    Wait,
+    WaitFor,
+)
 from wavepp.core.ids import GrantId, PipelineEpoch, RoundId, StageIndex
 
 
@@ -29,6 +39,16 @@ class Round:
     def undecided(self, verdict: Verdict) -> list[Decision]:
         """This verdict for every attempt that has none yet."""
         return [(a.grant, verdict) for a in self.attempts.values() if not a.decided]
+
+    def without(self, stage: StageIndex) -> list[Decision]:
+        """The same for a stage that is gone: who waits for its answer may be why."""
+        asked, rest = Void(VoidReason.UNANSWERED, stage), Wait(stage, WaitFor.DIRECTORY)
+        return [(a.grant, asked if stage in a.waiting_for else rest) for a in self.attempts.values() if not a.decided]
+
+    @property
+    def silent(self) -> list[StageIndex]:
+        """Stages whose answers are outstanding."""
+        return sorted({stage for a in self.attempts.values() for stage in a.waiting_for})
 
     def compare(self, recurrent: tuple[bool, ...], alignment_tokens: int) -> tuple[list[Decision], list[SendLower]]:
         """Move every attempt whose answers are complete; returns the refusals, and which stages must step down."""

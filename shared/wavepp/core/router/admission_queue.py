@@ -3,6 +3,8 @@
 Order is by priority, then arrival. Nothing overtakes: when the head was refused, it is asked for again as soon as the
 stage that lacked room says that it has enough, and those behind it wait with it.
 
+A request that a stage did not answer for rests for a while, keeps nobody waiting, and is then asked for alone.
+
 A suspect (see `RequestRecord.suspect`) is taken alone, by the same order: those behind it wait until it is past what a
 stage died of. When one has taken a stage down with it, whoever waits then goes before the next suspect, so that neither
 can keep the other waiting for ever.
@@ -46,13 +48,14 @@ class AdmissionQueue:
         self._ranked: _Lane = []
         self._suspects: _Lane = []
         self._before_suspects = 0
+        self._resting: list[tuple[float, RequestRecord]] = []
         self._tokens = 0
         self._room: dict[int, Room] = {}
         self._blocked: tuple[RequestRecord, Wait] | None = None
         self._batch_max = ROUND_ATTEMPTS_MAX
 
     def __len__(self) -> int:
-        return len(self._ranked) + len(self._suspects)
+        return len(self._ranked) + len(self._suspects) + len(self._resting)
 
     @property
     def tokens(self) -> int:
@@ -88,6 +91,27 @@ class AdmissionQueue:
                 self._tokens -= record.prompt_tokens
                 if self._blocked is not None and self._blocked[0] is record:
                     self._blocked = None
+        if any(resting is record for _, resting in self._resting):
+            self._resting = [entry for entry in self._resting if entry[1] is not record]
+            self._tokens -= record.prompt_tokens
+
+    def rest(self, record: RequestRecord, until_ms: float) -> None:
+        """It comes back to its place then."""
+        self._resting.append((until_ms, record))
+        self._tokens += record.prompt_tokens
+
+    def wake(self, now_ms: float) -> None:
+        """Those whose rest is over come back."""
+        due = [record for until_ms, record in self._resting if until_ms <= now_ms]
+        self._resting = [entry for entry in self._resting if entry[0] > now_ms]
+        for record in due:
+            self._tokens -= record.prompt_tokens
+            self.push(record)
+
+    @property
+    def any_resting(self) -> bool:
+        """Whether somebody must be woken."""
+        return bool(self._resting)
 
     @property
     def suspect_next(self) -> bool:
@@ -125,6 +149,8 @@ class AdmissionQueue:
         for _, record in self._ranked[: min(limit, self._batch_max)]:
             keys_bytes += len(record.keys)
             if taken and (keys_bytes > ROUND_KEYS_BYTES_MAX or self._behind_a_suspect(record)):
+                break
+            if taken and (record.unanswered or taken[0].unanswered):
                 break
             taken.append(record)
         self._batch_max = min(2 * self._batch_max, ROUND_ATTEMPTS_MAX)

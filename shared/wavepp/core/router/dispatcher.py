@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from wavepp.core.directory.events import Attempt, Granted, NeverFits, Verdict, Void, Wait, WaitFor
+from wavepp.core.directory.events import Attempt, Granted, NeverFits, Verdict, Void, VoidReason, Wait, WaitFor
 from wavepp.core.directory.reuse_endpoint import ReuseExplanation
 from wavepp.core.errors import InvariantError, WaveppError
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, StageIndex, WaveId, grant_id
@@ -59,6 +59,10 @@ BATCHES_MAX: Final = 2
 """One that the stages answer, one that waits for the ledger."""
 
 DIRECTORY_RETRY_MS: Final = 250
+
+UNANSWERED_REST_MAX_MS: Final = 4000
+UNANSWERED_ALONE_MAX: Final = 5
+"""So often a stage may fail to answer for a request that was asked for alone before it is the request's fault."""
 
 BREAKS_PER_ATTEMPT: Final = 4
 """Breaks in which no stage died say less about a request: so many count as one attempt."""
@@ -200,6 +204,8 @@ class Dispatcher:
                 self._charge(event.died, out)
                 self.epoch, self._grants_made, self._ready = event.epoch, 0, True
                 self._queue.forget_rooms()
+        if self._queue.any_resting:
+            self._queue.wake(now_ms)
         self._admit(now_ms, out)
         self._retry_later(out)
         self._issue(out)
@@ -260,6 +266,7 @@ class Dispatcher:
             self._grants_made += 1
             grant = grant_id(self.epoch, self._grants_made)
             record.begin_attempt(grant)
+            record.asked_alone = len(records) == 1
             record.times.asked = record.times.asked or now_ms
             members[grant] = record
             attempts.append(
@@ -305,7 +312,8 @@ class Dispatcher:
     def _retry_later(self, out: list[Instruction]) -> None:
         """Nobody says when the directory can decide again, so the head asks again after a while."""
         waiting = self._queue.waiting_for
-        if waiting is not None and waiting.what is WaitFor.DIRECTORY and not self._retry_pending:
+        waits = waiting is not None and waiting.what is WaitFor.DIRECTORY
+        if (waits or self._queue.any_resting) and not self._retry_pending:
             self._retry_pending = True
             out.append(RetryAfter(DIRECTORY_RETRY_MS))
 
@@ -321,6 +329,7 @@ class Dispatcher:
         match verdict:
             case Granted():
                 record.apply(RequestEvent.GRANTED)
+                record.answered()
                 if not record.times.first_token:
                     # A later attempt goes on after tokens that the client has: its first token came before this.
                     record.times.granted = now_ms
@@ -339,10 +348,27 @@ class Dispatcher:
                     f"{verdict.capacity}; shorten the prompt or the output budget, or give the stages more blocks"
                 )
                 self._give_up(record, FailureKind.NEVER_FITS, message, out)
+            case Void(reason=VoidReason.UNANSWERED, stage=stage):
+                record.apply(RequestEvent.REFUSED)
+                self._not_answered(record, stage, now_ms, out)
             case Void():
                 # Not at once: should it be void again, the two would talk in circles.
                 record.apply(RequestEvent.REFUSED)
                 refused.append((record, Wait(None, WaitFor.DIRECTORY)))
+
+    def _not_answered(
+        self, record: RequestRecord, stage: StageIndex | None, now_ms: float, out: list[Instruction]
+    ) -> None:
+        """A stage's stream broke, or was silent for too long, while it was asked for this: that may be why."""
+        record.not_answered()
+        rest_ms = min(DIRECTORY_RETRY_MS << (record.unanswered - 1), UNANSWERED_REST_MAX_MS)
+        self._queue.rest(record, now_ms + rest_ms)
+        if record.unanswered_alone >= UNANSWERED_ALONE_MAX:
+            message = (
+                f"stage {stage} did not answer, or broke the directory's stream, each of the {record.unanswered_alone} "
+                f"times that it was asked for room for this request alone; look for the reason in what it logged"
+            )
+            self._give_up(record, FailureKind.INTERNAL, message, out)
 
     def _directory_changed(self, event: DirectoryChanged) -> None:
         if event.new_stream:

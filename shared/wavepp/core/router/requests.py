@@ -136,6 +136,11 @@ class RequestRecord:
     """The same, since it was last past such a place."""
     charged_outputs: int = 0
     """Tokens that it had at the last charge."""
+    unanswered: int = 0
+    """How often a stage that was asked for it did not answer, since one did."""
+    unanswered_alone: int = 0
+    """The same, where nothing else was asked for with it."""
+    asked_alone: bool = False
     waits: int = 0
     waited_for: tuple[StageIndex | None, WaitFor | None] = (None, None)
 
@@ -187,6 +192,15 @@ class RequestRecord:
         self.charges += 1
         self.suspicion += 1
         self.charged_outputs = len(self.outputs)
+
+    def not_answered(self) -> None:
+        """A stage that was asked for it did not answer."""
+        self.unanswered += 1
+        self.unanswered_alone += self.asked_alone
+
+    def answered(self) -> None:
+        """All stages did."""
+        self.unanswered = self.unanswered_alone = 0
 
     def add_output(self, chosen: ChosenToken) -> None:
         """Append a generated token."""
