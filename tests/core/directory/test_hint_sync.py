@@ -93,6 +93,14 @@ def test_a_reconnect_at_the_same_cursor_needs_no_dump() -> None:
     assert sync.in_sync(STAGE)
 
 
+def test_another_incarnation_at_the_very_same_cursor_is_asked_for_a_dump() -> None:
+    _, sync = synced()
+    assert not sync.changed(published(0, KEYS[0]))
+    sync.disconnected(STAGE)
+    assert sync.connected(STAGE, "b", 1), "its one change may be of any key"
+    assert not sync.in_sync(STAGE)
+
+
 def test_a_reconnect_after_missed_changes_asks_for_a_dump() -> None:
     _, sync = synced()
     sync.disconnected(STAGE)

@@ -311,6 +311,29 @@ def test_what_is_sent_of_an_older_epoch_does_nothing() -> None:
     assert not only(router_ev.EmitToken, router.said)
 
 
+def test_a_wave_of_another_epoch_is_not_done_though_its_number_is_that_of_one_in_flight() -> None:
+    router = Router()
+    router.run("a")
+    wave = router.wave
+    grant = wave.chunks[0].chunk.grant
+    for epoch in (0, 2):
+        stray = router_ev.WaveDone(PipelineEpoch(epoch), wave.wave, ((grant, ChosenToken(7, 0.0)),), (), ())
+        assert router.tell(stray) == []
+    assert router.dispatcher.waves_in_flight == 1
+    assert only(router_ev.Finish, router.wave_done(7))
+
+
+def test_no_grant_id_comes_twice_in_an_epoch() -> None:
+    router = Router()
+    grants = set()
+    for i in range(1, 1200):
+        router.submit(f"r{i}", 1)
+        grants.add(router.asked.attempts[0].grant)
+        router.stop(f"r{i}")
+        router.decide(Void(VoidReason.CANCELLED))
+    assert len(grants) == 1199
+
+
 def test_after_a_break_requests_are_back_in_their_old_places() -> None:
     router = Router()
     router.run("a")

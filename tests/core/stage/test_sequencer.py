@@ -479,6 +479,22 @@ def test_an_end_reaches_a_grant_that_no_wave_has_named() -> None:
     assert not sequencer.grants.live()
 
 
+def test_an_end_waits_for_its_wave_and_does_no_harm_to_the_chunks_before_it() -> None:
+    sequencer = new_stage()
+    prepare(sequencer, ask(g(1), 8), ask(g(2), 16))
+    for number in range(JOBS_AHEAD):
+        sequencer.handle(wave(1 + number, chunk(g(2), 4 * number, 4)))
+    sequencer.handle(wave(JOBS_AHEAD + 1, chunk(g(1), 0, 8)))
+    sequencer.handle(wave(JOBS_AHEAD + 2, ended=(g(1),)))
+    assert sequencer.grants.get(g(1)) is not None
+    (job,) = jobs(sequencer.handle(done(1)))
+    assert [c.grant for c in job.chunks] == [g(1)]
+    sequencer.handle(stage_ev.WaveSent(EPOCH))
+    (job,) = jobs(sequencer.handle(done(2)))
+    assert job.chunks == ()
+    assert sequencer.grants.get(g(1)) is None
+
+
 def test_an_abort_does_not_end_a_grant_whose_wave_waits_here() -> None:
     sequencer = new_stage()
     prepare(sequencer, ask(g(1), 4))

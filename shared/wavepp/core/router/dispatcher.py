@@ -303,7 +303,7 @@ class Dispatcher:
         refused: list[tuple[RequestRecord, Wait]] = []
         for grant, verdict in event.decisions:
             record = members.pop(grant, None)
-            if record is not None and record.state is RequestState.ADMITTING and record.grant == grant:
+            if record is not None and record.state is RequestState.ADMITTING:
                 self._apply_verdict(record, grant, verdict, now_ms, refused, out)
         if not members:
             del self._batches[event.batch]
@@ -373,8 +373,8 @@ class Dispatcher:
     def _directory_changed(self, event: DirectoryChanged) -> None:
         if event.new_stream:
             for members in self._batches.values():
-                for grant, record in members.items():
-                    if record.state is RequestState.ADMITTING and record.grant == grant:
+                for record in members.values():
+                    if record.state is RequestState.ADMITTING:
                         record.apply(RequestEvent.BROKEN)
                         self._queue.push(record)
             self._batches.clear()
@@ -520,6 +520,10 @@ class Dispatcher:
         for grant, record in self._by_grant.items():
             if record.grant != grant or record.state is not RequestState.RUNNING:
                 raise InvariantError(f"grant {grant} belongs to a request in state {record.state}")
+        for members in self._batches.values():
+            for grant, record in members.items():
+                if record.state is RequestState.ADMITTING and record.grant != grant:
+                    raise InvariantError(f"{record.request} is asked for as {grant} and as {record.grant}")
         running = {r.grant for r in self._requests.values() if r.state is RequestState.RUNNING}
         if running != set(self._by_grant):
             raise InvariantError("running requests and their grants differ")
