@@ -220,7 +220,7 @@ def test_a_dump_of_a_cache_comes_back(
 def test_an_epoch_and_its_acknowledgement_come_back(
     stage: StageIndex, epoch: PipelineEpoch, address: str, incarnation: str
 ) -> None:
-    announce = ep.Announce(stage, epoch, address, incarnation)
+    announce = ep.Announce(stage, epoch, address, incarnation, bool(epoch % 2))
     assert control.decode_announce(stage, sent(control.encode_announce(announce)).epoch) == announce
     assert control.decode_ack(stage, sent(control.encode_ack(stage_ev.AckEpoch(epoch))).epoch) == ep.Acked(stage, epoch)
 

@@ -101,7 +101,7 @@ class StageWorker:
 
     def set_epoch(self, announce: Announce) -> None:
         """The router moved the epoch."""
-        self.apply(stage_ev.EpochSet(announce.epoch))
+        self.apply(stage_ev.EpochSet(announce.epoch, announce.report_steps))
         self.neighbours.set_epoch(announce.epoch, announce.next_link_address, announce.next_incarnation)
 
     def wave_from_router(self, message: stage_pb2.Wave) -> None:

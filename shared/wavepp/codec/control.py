@@ -28,13 +28,16 @@ def encode_announce(announce: ep.Announce) -> stage_pb2.ControlCommand:
         epoch=announce.epoch,
         next_link_address=announce.next_link_address,
         next_incarnation=announce.next_incarnation,
+        report_steps=announce.report_steps,
     )
     return stage_pb2.ControlCommand(epoch=message)
 
 
 def decode_announce(stage: StageIndex, message: stage_pb2.SetEpoch) -> ep.Announce:
     """See `encode_announce`. `stage` is the one that it came to."""
-    return ep.Announce(stage, PipelineEpoch(message.epoch), message.next_link_address, message.next_incarnation)
+    return ep.Announce(
+        stage, PipelineEpoch(message.epoch), message.next_link_address, message.next_incarnation, message.report_steps
+    )
 
 
 def encode_wave(issue: router_ev.IssueWave, issued_ns: int) -> stage_pb2.ControlCommand:

@@ -83,7 +83,7 @@ class SimStages:
 
     def announced(self, announce: ep.Announce) -> None:
         """The router's word of an epoch; the link to the next stage is made at once."""
-        self.handle(announce.stage, stage_ev.EpochSet(announce.epoch))
+        self.handle(announce.stage, stage_ev.EpochSet(announce.epoch, announce.report_steps))
         self.processes[announce.stage].next_incarnation = announce.next_incarnation
         self.handle(announce.stage, stage_ev.LinksReady(announce.epoch))
 

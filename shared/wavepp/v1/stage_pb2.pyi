@@ -690,20 +690,24 @@ class SetEpoch(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     NEXT_LINK_ADDRESS_FIELD_NUMBER: _builtins.int
     NEXT_INCARNATION_FIELD_NUMBER: _builtins.int
+    REPORT_STEPS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     next_link_address: _builtins.str
     """Where the next stage listens for its link; empty on the last stage."""
     next_incarnation: _builtins.str
+    report_steps: _builtins.bool
+    """Whether every stage is to say StepDone, not only the first."""
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         next_link_address: _builtins.str = ...,
         next_incarnation: _builtins.str = ...,
+        report_steps: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "next_incarnation", b"next_incarnation", "next_link_address", b"next_link_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "next_incarnation", b"next_incarnation", "next_link_address", b"next_link_address", "report_steps", b"report_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -869,7 +873,7 @@ Global___EpochAck: _TypeAlias = EpochAck  # noqa: Y015
 
 @_typing.final
 class StepDone(_message.Message):
-    """From every stage, when a wave's step is done there; the last one's is in WaveDone."""
+    """From the first stage, and where SetEpoch asks for it from all but the last, when a wave's step is done there."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -155,11 +155,13 @@ def test_it_says_which_stages_are_other_processes_than_when_the_pipeline_last_wo
     keeper.handle(up(2, "third"))
     keeper.handle(raised(3))
     keeper.handle(LinkBroken(StageIndex(0), PipelineEpoch(3), "cut"))
-    keeper.handle(raised(4))
+    announced = [a for a in keeper.handle(raised(4)) if isinstance(a, Announce)]
+    assert [a.report_steps for a in announced] == [True] * 3
     ready = [keeper.handle(acked(stage, 4)) for stage in range(3)][-1]
     assert ready == [Ready(PipelineEpoch(4), frozenset({StageIndex(1), StageIndex(2)}))]
     keeper.handle(LinkBroken(StageIndex(0), PipelineEpoch(4), "cut"))
-    keeper.handle(raised(5))
+    announced = [a for a in keeper.handle(raised(5)) if isinstance(a, Announce)]
+    assert [a.report_steps for a in announced] == [False] * 3
     assert [keeper.handle(acked(stage, 5)) for stage in range(3)][-1] == [Ready(PipelineEpoch(5))]
 
 

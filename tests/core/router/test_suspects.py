@@ -58,16 +58,22 @@ def made_suspect(*names: str, outputs: int = 9, **limits: int) -> Mesh:
     return mesh
 
 
-def test_only_the_grants_of_the_waves_that_a_stage_can_have_died_of_are_charged() -> None:
+@pytest.mark.parametrize(("reports", "charges"), [(True, [1, 1, 0]), (False, [1, 1, 1])])
+def test_only_the_grants_of_the_waves_that_a_stage_can_have_died_of_are_charged(
+    reports: bool, charges: list[int]
+) -> None:
     mesh = Mesh()
+    if reports:
+        mesh.dies(0)
     for name in ("a", "b", "c"):
         mesh.submit(name, 16, 9)
     first = mesh.wave
     mesh.tell(router_ev.StepDone(StageIndex(0), first.epoch, first.wave))
     mesh.tell(router_ev.StepDone(StageIndex(0), first.epoch, mesh.wave.wave))
     assert [c.request for c in mesh.wave.chunks] == ["c"]
+    mesh.tell(router_ev.StepDone(StageIndex(0), first.epoch, mesh.wave.wave))
     mesh.dies(1)
-    assert [mesh.record(n).charges for n in ("a", "b", "c")] == [1, 1, 0]
+    assert [mesh.record(n).charges for n in ("a", "b", "c")] == charges
 
 
 def test_a_break_in_which_no_stage_died_charges_nobody() -> None:

@@ -14,9 +14,10 @@ def wave_of(*grants: int, ended: tuple[int, ...] = ()) -> IssuedWave:
     return IssuedWave(chunks, tuple(GrantId(g) for g in ended))
 
 
-def issued(count: int) -> WavesInFlight:
+def issued(count: int, *, reports: bool = True) -> WavesInFlight:
     """Wave i has a chunk of grant i."""
     waves = WavesInFlight()
+    waves.reports = reports
     for i in range(1, count + 1):
         waves.issue(WaveId(i), wave_of(i))
     return waves
@@ -75,6 +76,16 @@ def test_a_stage_did_not_die_of_what_the_stage_before_had_not_done_unless_that_d
     assert suspected(issued(0), 1) == set()
 
 
+def test_without_reports_a_stage_may_have_died_of_whatever_stage_0_passed_on() -> None:
+    waves = issued(6, reports=False)
+    done(waves, by=0, up_to=5)
+    waves.wave_done(WaveId(1))
+    waves.broke()
+    assert suspected(waves, 1) == suspected(waves, 3) == {2, 3, 4, 5}
+    assert suspected(waves, 0) == {6}, "what stage 0 has done is always known"
+    assert suspected(waves, 1, 0, 1) == {2, 3, 4, 5, 6}
+
+
 def test_what_a_later_stage_has_done_the_dead_one_had_done() -> None:
     waves = issued(6)
     done(waves, by=0, up_to=6)
@@ -102,7 +113,7 @@ def test_two_breaks_before_the_pipeline_works_again_lose_the_waves_of_the_first(
     waves.broke()
     waves.broke()
     assert suspected(waves, 0) == {1, 2}
-    waves.forget_lost()
+    waves.forget_lost(reports=True)
     assert suspected(waves, 0) == set()
     waves.issue(WaveId(3), wave_of(3))
     waves.broke()

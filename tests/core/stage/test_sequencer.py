@@ -352,15 +352,16 @@ def test_a_lone_stage_reports_its_step_and_the_wave() -> None:
     assert stage_ev.ReportWave(EPOCH, WaveId(1), (), (STEP,), ("sample",)) in out
 
 
-def test_a_middle_stage_adds_its_step_and_reports_that_but_no_wave() -> None:
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_middle_stage_adds_its_step_and_reports_no_wave_and_its_step_where_that_is_wanted(wanted: bool) -> None:
     sequencer = new_stage(1, 3)
+    sequencer.handle(stage_ev.EpochSet(EPOCH, wanted))
     earlier = StepTime(StageIndex(0), 0, 9, 0, 1)
     sequencer.handle(stage_ev.WaveArrived(EPOCH, WaveId(1), (), (), (), (earlier,), 7, None))
     out = sequencer.handle(done(1))
     assert (sent(out).steps, sent(out).issued_ns, sent(out).output) == ((earlier, STEP), 7, "rows 1")
-    assert [i for i in out if isinstance(i, stage_ev.ReportStep | stage_ev.ReportWave)] == [
-        stage_ev.ReportStep(EPOCH, WaveId(1), STEP)
-    ]
+    reports = [i for i in out if isinstance(i, stage_ev.ReportStep | stage_ev.ReportWave)]
+    assert reports == ([stage_ev.ReportStep(EPOCH, WaveId(1), STEP)] if wanted else [])
 
 
 def test_a_stage_whose_next_one_is_slow_waits_and_goes_on_when_the_link_took_a_wave() -> None:

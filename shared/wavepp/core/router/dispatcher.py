@@ -494,7 +494,7 @@ class Dispatcher:
                 if record is not None and record.state is RequestState.QUEUED:
                     charged[record.request] = (record, stage)
         self._lost_grants.clear()
-        self._waves.forget_lost()
+        self._waves.forget_lost(reports=bool(died))
         for record, stage in charged.values():
             convicted = record.suspect
             self._queue.remove(record)

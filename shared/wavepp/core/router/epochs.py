@@ -77,12 +77,17 @@ class RaiseEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell a stage the epoch and the next stage. Empty strings: it is the last one."""
+    """Tell a stage the epoch and the next stage. Empty strings: it is the last one.
+
+    `report_steps`: it is to report each step. That costs the router as much as the waves do, so it is asked for only in
+    the epoch after a stage died: should one die again, it shows what of.
+    """
 
     stage: StageIndex
     epoch: PipelineEpoch
     next_link_address: str
     next_incarnation: str
+    report_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,8 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Every stage holds the epoch. `died`: stages that are another process than when the pipeline last worked."""
+    """Every stage holds the epoch. `died`: stages that are another process than when the pipeline last worked; where
+    there are any, all stages report their steps in this epoch."""
 
     epoch: PipelineEpoch
     died: frozenset[StageIndex] = frozenset()
@@ -228,6 +234,7 @@ class EpochKeeper:
             epoch=self.epoch,
             next_link_address=after.link_address if after else "",
             next_incarnation=after.incarnation if after else "",
+            report_steps=bool(self._died),
         )
 
     def _acked(self, event: Acked) -> list[Instruction]:
@@ -238,7 +245,11 @@ class EpochKeeper:
             return []
         self.apply(EpochEvent.ACKED)
         self._tries = 0
-        served = {stage: up.incarnation for stage, up in self._up.items()}
-        died = frozenset(stage for stage, before in self._served.items() if served[stage] != before)
-        self._served = served
+        died = self._died
+        self._served = {stage: up.incarnation for stage, up in self._up.items()}
         return [Ready(self.epoch, died)]
+
+    @property
+    def _died(self) -> frozenset[StageIndex]:
+        """Stages that are another process than when the pipeline last worked; all are up."""
+        return frozenset(s for s, before in self._served.items() if self._up[s].incarnation != before)

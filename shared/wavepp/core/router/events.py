@@ -61,7 +61,7 @@ class RoomChanged:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """From a stage. The last one says it of a whole wave: `WaveDone`."""
+    """From stage 0; from all but the last, after a stage died. The last one says it of a whole wave: `WaveDone`."""
 
     stage: StageIndex
     epoch: PipelineEpoch
@@ -89,7 +89,7 @@ class PipelineBroken:
 @dataclass(frozen=True, slots=True)
 class PipelineReady:
     """Every stage has acknowledged this epoch. `died`: stages that are another process than in the epoch that last
-    worked."""
+    worked; where there are any, all stages report their steps in this one."""
 
     epoch: PipelineEpoch
     died: frozenset[StageIndex] = frozenset()

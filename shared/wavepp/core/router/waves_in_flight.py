@@ -22,9 +22,13 @@ class IssuedWave:
 
 
 class WavesInFlight:
-    """Of one pipeline, in order. Wave numbers only grow, over epochs too."""
+    """Of one pipeline, in order. Wave numbers only grow, over epochs too.
+
+    `reports`: whether all stages report their steps in this epoch, or only stage 0.
+    """
 
     def __init__(self) -> None:
+        self.reports = False
         self._waves: dict[WaveId, IssuedWave] = {}
         self._lost: dict[WaveId, IssuedWave] = {}
         self._done_by: dict[StageIndex, WaveId] = {}
@@ -66,21 +70,24 @@ class WavesInFlight:
         self._lost |= self._waves
         self._waves = {}
 
-    def forget_lost(self) -> None:
-        """The pipeline works again."""
+    def forget_lost(self, *, reports: bool) -> None:
+        """The pipeline works again, with or without reports of all stages."""
         self._lost = {}
+        self.reports = reports
 
     def suspected(self, stage: StageIndex, died: frozenset[StageIndex]) -> frozenset[GrantId]:
         """Grants of the lost waves that a stage can have been at when it died.
 
-        That is the first that it had not said to be done, and the one after it: the last word may have been lost, and
-        its receiving may have been what it died of. A wave that the stage before never finished was not there yet.
+        With reports that is the first that it had not said to be done, and the one after it: the last word may have
+        been lost, and its receiving may have been what it died of. A wave that the stage before never finished was not
+        there yet. Without, it is whatever stage 0 has passed on.
         """
         first = self._reached(stage) + 1
-        before = StageIndex(stage - 1)
+        before = StageIndex(stage - 1 if self.reports else 0)
         came = self._reached(before) if stage and before not in died else None
-        there = (wave for wave in self._lost if wave >= first and (came is None or wave <= came))
-        return frozenset(grant for wave in sorted(there)[:2] for grant in self._lost[wave].grants)
+        there = sorted(wave for wave in self._lost if wave >= first and (came is None or wave <= came))
+        waves = there[:2] if self.reports or not stage else there
+        return frozenset(grant for wave in waves for grant in self._lost[wave].grants)
 
     def _reached(self, stage: StageIndex) -> WaveId:
         """The last wave that a stage has done, by its own word or that of one behind it."""

@@ -64,9 +64,10 @@ class DirectoryConnected:
 
 @dataclass(frozen=True, slots=True)
 class EpochSet:
-    """From the router: everything of a lower epoch is over."""
+    """From the router: everything of a lower epoch is over. `report_steps`: it wants to hear of every step."""
 
     epoch: PipelineEpoch
+    report_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +218,8 @@ class ReportWave:
 
 @dataclass(frozen=True, slots=True)
 class ReportStep:
-    """A step is done on this stage: tell the router. It issues waves by stage 0's progress, and when a stage dies it
-    knows by the others' what that one was at."""
+    """A step is done on this stage: tell the router. It issues waves by stage 0's progress, and by that of all it knows
+    what a stage was at that dies."""
 
     epoch: PipelineEpoch
     wave: WaveId

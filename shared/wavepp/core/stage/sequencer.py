@@ -93,6 +93,7 @@ class Sequencer:
         self._unsent = 0
         self._last_wave = WaveId(0)
         self._epoch_unacked = False
+        self._report_steps = False
         self._links_ready = False
         self._silenced = False
         self._short: dict[str, int] = {}
@@ -124,7 +125,7 @@ class Sequencer:
             case DirectoryConnected():
                 self._reconcile(event.known)
             case EpochSet():
-                self._set_epoch(event.epoch)
+                self._set_epoch(event.epoch, report_steps=event.report_steps)
             case LinksReady():
                 # Word of an older epoch's links may come late; it says nothing about this epoch's.
                 self._links_ready = self._links_ready or event.epoch == self.epoch
@@ -229,7 +230,7 @@ class Sequencer:
         for record in self.grants.live():
             self._end(record.grant, GrantEvent.FENCE)
 
-    def _set_epoch(self, epoch: PipelineEpoch) -> None:
+    def _set_epoch(self, epoch: PipelineEpoch, *, report_steps: bool) -> None:
         if epoch < self.epoch:
             raise PeerProtocolError(f"epoch {epoch} after epoch {self.epoch}: an old router still talks")
         if epoch > self.epoch:
@@ -240,6 +241,7 @@ class Sequencer:
             self._unsent = 0
             self._short.clear()
             self._fence()
+        self._report_steps = report_steps
         self._epoch_unacked = True
 
     # ---- waves ----
@@ -351,7 +353,7 @@ class Sequencer:
         survivors = tuple(c for c in running.good if c.grant not in bad)
         steps = (*wave.steps, done.step)
         failed = tuple(running.failed)
-        if self._first or not self._last:
+        if self._first or (self._report_steps and not self._last):
             out.append(ReportStep(wave.epoch, wave.wave, done.step))
         if self._last:
             out.append(ReportWave(wave.epoch, wave.wave, failed, steps, done.samples))
