@@ -247,13 +247,15 @@ def test_a_round_of_another_epoch_is_void() -> None:
     assert out == [directory_ev.Decide(7, ((g(1, epoch=2), directory_ev.Void(directory_ev.VoidReason.EPOCH)),), True)]
 
 
-@pytest.mark.parametrize("granted_before", [True, False])
-def test_an_id_that_is_admitted_twice_is_a_fault(granted_before: bool) -> None:
+@pytest.mark.parametrize("before", ["asked for", "granted", "computed"])
+def test_an_id_that_is_admitted_twice_is_a_fault(before: str) -> None:
     directory = Directory()
-    if granted_before:
-        directory.granted(g(1))
-    else:
+    if before == "asked for":
         directory.admit(g(1))
+    else:
+        directory.granted(g(1))
+    if before == "computed":
+        directory.tell(directory_ev.GrantsComputed((g(1),)))
     with pytest.raises(PeerProtocolError):
         directory.admit(g(1), batch=2)
 

@@ -181,6 +181,20 @@ def test_a_suspect_waits_until_nothing_runs_and_then_goes_before_those_behind_it
     assert mesh.running == ["bad"]
 
 
+def test_a_suspect_waits_for_the_last_wave_of_one_that_was_cancelled_for_a_stage_may_die_of_that() -> None:
+    mesh = Mesh()
+    mesh.submit("gone", 4, 3)
+    mesh.submit("bad", 4, 3)
+    mesh.record("bad").suspicion = 2
+    mesh.tell(router_ev.PipelineBroken("all are queued again"))
+    mesh.tell(router_ev.PipelineReady(mesh.dispatcher.epoch))
+    wave = mesh.wave
+    mesh.stop("gone")
+    assert mesh.running == []
+    mesh.wave_done(wave=wave)
+    assert mesh.running == ["bad"]
+
+
 def test_a_suspect_that_is_cancelled_while_it_waits_keeps_nobody_waiting() -> None:
     mesh = made_suspect("a", "b")
     mesh.submit("later", 4)
