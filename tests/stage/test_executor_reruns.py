@@ -16,7 +16,7 @@ from wavepp.core.ids import GrantId, StageIndex, WaveId
 from wavepp.core.stage.events import JobDone
 from wavepp.core.waves.types import ChosenToken
 from wavepp.core.wire.types import TensorSpec
-from wavepp.stage.executor import RAISED_ALONE_MAX, ExecutorJob, ExecutorThread
+from wavepp.stage.executor import RAISED_ALONE_MAX, ExecutorJob, ExecutorThread, RunningStep
 from wavepp.stage.model.base import Job, JobChunk, JobFailure, JobResult, Sampling
 from wavepp.stage.reruns import RUNS_MAX, JobOutcome, run_isolating
 
@@ -137,12 +137,14 @@ class Model:
         raise AssertionError(name)
 
 
-async def execute(run: Run, *jobs: Job) -> list[JobDone]:
+async def execute(run: Run, *jobs: Job, executors: list[ExecutorThread] | None = None) -> list[JobDone]:
     """What the executor says of each job; raises what it tells the loop to end the process for."""
     done: asyncio.Queue[JobDone | BaseException] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: done.put_nowait(context["exception"]))
     executor = ExecutorThread(Model(run), StageIndex(1), done.put_nowait)
+    if executors is not None:
+        executors.append(executor)
     found = []
     try:
         for number, job in enumerate(jobs, 1):
@@ -163,6 +165,22 @@ async def test_the_executor_fails_only_the_culprit_and_teaches_no_cost_by_a_wave
     assert [grant for grant, _ in bad.samples] == [1, 2, 4, 5, 6]
     assert bad.step.tokens == 0
     assert good.step.tokens == 8
+
+
+async def test_each_run_of_a_wave_that_raised_has_the_watchdogs_time_for_itself() -> None:
+    seen: list[RunningStep | None] = []
+    copier = Copier(lambda grants: 3 in grants)
+
+    def run(job: Job) -> JobResult:
+        seen.append(executors[0].running)
+        return copier(job)
+
+    executors: list[ExecutorThread] = []
+    await execute(run, make_job([4] * 4), executors=executors)
+    assert [(step.number, step.tokens) for step in seen if step is not None] == [
+        *((1, 16), (2, 8), (3, 8)),
+        *((4, 4), (5, 4)),
+    ]
 
 
 async def test_requests_that_all_raise_are_the_stages_fault_after_a_while_and_end_it() -> None:

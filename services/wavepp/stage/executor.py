@@ -38,7 +38,7 @@ class ExecutorJob:
 
 @dataclass(frozen=True, slots=True)
 class RunningStep:
-    """What runs now. `number` counts steps: waves are numbered anew in each epoch."""
+    """What runs now. `number` counts runs: waves are numbered anew in each epoch, and run again when they raise."""
 
     number: int
     wave: WaveId
@@ -62,6 +62,7 @@ class ExecutorThread:
         self.running: RunningStep | None = None
         self.observe: Callable[[int, float], None] = lambda tokens, duration_ms: None
         """Hears, on the loop, how long each step took: tokens and milliseconds."""
+        self._runs = 0
         self._raised_alone = 0
         self.busy_ns = 0
         self.tokens = 0
@@ -78,10 +79,7 @@ class ExecutorThread:
         await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
 
     def _run(self) -> None:
-        number = 0
         while (work := self._jobs.get()) is not None:
-            number += 1
-            self.running = RunningStep(number, work.wave, sum(c.length for c in work.job.chunks))
             start_ns, began = time.time_ns(), time.perf_counter_ns()
             result, raised = self._attempt(work.job)
             duration_ns = time.perf_counter_ns() - began
@@ -110,11 +108,16 @@ class ExecutorThread:
             self.observe(done.step.tokens, done.step.duration_ns / 1e6)
         self._on_done(done)
 
+    def _run_model(self, job: Job) -> JobResult:
+        self._runs += 1
+        self.running = RunningStep(self._runs, WaveId(job.wave), sum(c.length for c in job.chunks))
+        return self._model.run(job)
+
     def _attempt(self, job: Job) -> tuple[JobResult, bool]:
         """The result, and whether anything raised."""
         if not job.chunks:
             return JobResult((), {}, (), 0), False
-        outcome = run_isolating(self._model.run, job, alone_max=RAISED_ALONE_MAX)
+        outcome = run_isolating(self._run_model, job, alone_max=RAISED_ALONE_MAX)
         self._raised_alone = outcome.raised_alone + (0 if outcome.succeeded else self._raised_alone)
         if outcome.raised:
             _log.error(

@@ -86,6 +86,14 @@ def test_without_reports_a_stage_may_have_died_of_whatever_stage_0_passed_on() -
     assert suspected(waves, 1, 0, 1) == {2, 3, 4, 5, 6}
 
 
+def test_a_wave_that_proves_to_be_done_after_the_break_was_not_what_a_stage_died_of() -> None:
+    waves = issued(3, reports=False)
+    done(waves, by=0, up_to=3)
+    waves.broke()
+    assert waves.wave_done(WaveId(1)) is None, "what it brought is lost all the same"
+    assert suspected(waves, 1) == {2, 3}
+
+
 def test_what_a_later_stage_has_done_the_dead_one_had_done() -> None:
     waves = issued(6)
     done(waves, by=0, up_to=6)

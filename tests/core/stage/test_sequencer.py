@@ -355,6 +355,7 @@ def test_a_lone_stage_reports_its_step_and_the_wave() -> None:
 @pytest.mark.parametrize("wanted", [False, True])
 def test_a_middle_stage_adds_its_step_and_reports_no_wave_and_its_step_where_that_is_wanted(wanted: bool) -> None:
     sequencer = new_stage(1, 3)
+    sequencer.handle(stage_ev.EpochSet(EPOCH, not wanted))
     sequencer.handle(stage_ev.EpochSet(EPOCH, wanted))
     earlier = StepTime(StageIndex(0), 0, 9, 0, 1)
     sequencer.handle(stage_ev.WaveArrived(EPOCH, WaveId(1), (), (), (), (earlier,), 7, None))
