@@ -1,4 +1,7 @@
-"""A peer in a process of its own: python links_peer.py ROLE KIND ADDRESS PROFILE. Connects and plays its role."""
+"""A peer in a process of its own: python links_peer.py ROLE KIND ADDRESS PROFILE. Connects and plays its role.
+
+The role `listen` listens instead: it prints its address, takes one link and prints that.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import sys
 from typing import cast
 
 import uvloop
-from links_support import HELLO, MIB, options
+from links_support import HELLO, MIB, expecting, options
 
 from wavepp.stage.links.base import Link
 from wavepp.stage.links.registry import TransportKind, make_transport
@@ -51,7 +54,24 @@ async def echo(link: Link) -> None:
         await link.send(frame.header, [frame.payload])
 
 
+def tell_test(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+async def accept_one(kind: TransportKind, profile: UcxProfile) -> None:
+    """Listen, take one link, and then its frames."""
+    listener = make_transport(kind, options(), ucx_profile=profile).listen(expecting(HELLO.mirrored()))
+    tell_test(await listener.start())
+    link = await listener.accept()
+    tell_test("accepted")
+    await idle(link)
+
+
 async def play(role: str, kind: TransportKind, address: str, profile: UcxProfile) -> None:
+    if role == "listen":
+        await accept_one(kind, profile)
+        return
     link_options = options(heartbeat_s=0.1, silence_s=2.0)
     allocated = asyncio.Event()
 

@@ -17,6 +17,7 @@ from wavepp.stage.links.base import LinkListener, LinkOptions, Transport
 from wavepp.stage.links.hello_check import HelloCheck, require_mirror
 from wavepp.stage.links.registry import TransportKind, make_transport
 from wavepp.stage.links.session import LinkSession
+from wavepp.stage.links.ucx_driver import UcxProfile
 
 KINDS: tuple[TransportKind, ...] = ("socket", "ucx")
 MIB = 1024 * 1024
@@ -78,8 +79,10 @@ async def listening(
 
 
 @asynccontextmanager
-async def transport_of(kind: TransportKind, link_options: LinkOptions = OPTIONS) -> AsyncIterator[Transport]:
-    transport = make_transport(kind, link_options)
+async def transport_of(
+    kind: TransportKind, link_options: LinkOptions = OPTIONS, profile: UcxProfile = "tcp"
+) -> AsyncIterator[Transport]:
+    transport = make_transport(kind, link_options, ucx_profile=profile)
     try:
         yield transport
     finally:

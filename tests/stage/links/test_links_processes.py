@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,10 +14,22 @@ import time
 import psutil
 import pytest
 import uvloop
-from links_support import HELLO, KINDS, MIB, connected, expecting, listening, options, pattern, peer_process
+from links_support import (
+    HELLO,
+    KINDS,
+    MIB,
+    connected,
+    expecting,
+    listening,
+    options,
+    pattern,
+    peer_process,
+    transport_of,
+)
 
 from wavepp.stage.links.errors import LinkLostError, LossReason
 from wavepp.stage.links.registry import TransportKind, make_transport
+from wavepp.stage.links.ucx_driver import UcxProfile
 
 LOST_WITHIN_S = 2.0
 START_S = 20.0
@@ -73,6 +86,25 @@ async def test_killed_idle_peer_is_lost_at_once(kind: TransportKind) -> None:
         with pytest.raises(LinkLostError) as caught:
             await asyncio.wait_for(receiving, LOST_WITHIN_S)
         assert caught.value.reason is LossReason.RESET
+
+
+@pytest.mark.parametrize(("kind", "profile"), [("socket", "tcp"), ("ucx", "tcp"), ("ucx", "shm")])
+async def test_port_of_a_killed_listener_with_a_link_can_be_had_at_once(
+    kind: TransportKind, profile: UcxProfile
+) -> None:
+    async with transport_of(kind, profile=profile) as ours, peer_process("listen", kind, "", profile) as peer:
+        assert peer.stdout is not None
+        address = (await asyncio.wait_for(peer.stdout.readline(), START_S)).decode().strip()
+        port = int(address.rpartition(":")[2])
+        # Accepted before the link is, and not closed by us: what is left of it is at the port until this test ends.
+        with socket.create_connection(("127.0.0.1", port), LOST_WITHIN_S):
+            link = await ours.connect(address, HELLO, START_S)
+            assert await asyncio.wait_for(peer.stdout.readline(), START_S) == b"accepted\n"
+            peer.kill()
+            with pytest.raises(LinkLostError):
+                await asyncio.wait_for(link.recv(), LOST_WITHIN_S)
+            await peer.wait()
+            assert await ours.listen(expecting(HELLO.mirrored()), port=port).start() == address
 
 
 @pytest.mark.parametrize("sending", [False, True], ids=["idle", "sending"])

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 UcxProfile = Literal["tcp", "shm"]
 
+# Else the kernel keeps a fixed port for a minute from who listens next, for connections of a process that was killed.
+_SAME_PORT_AGAIN: Final = {"TCP_CM_REUSEADDR": "y"}
+
 _TCP: Final = {
     # Only transports that report a dead peer; listeners' endpoints would use no others anyway.
     "TLS": "tcp",
@@ -38,13 +41,14 @@ _TCP: Final = {
     "RNDV_THRESH": "inf",
     "TCP_TX_SEG_SIZE": "256k",
     "TCP_RX_SEG_SIZE": "256k",
+    **_SAME_PORT_AGAIN,
 }
 PROFILES: Final[dict[UcxProfile, dict[str, str]]] = {
     "tcp": _TCP,
     # Same host only (both ends must choose it). Faster than TCP up to about 1 MB if cores are free; larger frames
     # go in small fragments, and take several times as long as over TCP when both ends do not run at the same
     # time. Measure before you choose it. POSIX_ERROR_HANDLING keeps the detection of dead peers.
-    "shm": {"TLS": "tcp,posix", "POSIX_ERROR_HANDLING": "y", "RNDV_THRESH": "inf"},
+    "shm": {"TLS": "tcp,posix", "POSIX_ERROR_HANDLING": "y", "RNDV_THRESH": "inf", **_SAME_PORT_AGAIN},
 }
 
 _STEPS_PER_TURN: Final = 32
