@@ -92,8 +92,8 @@ class Moving:
         yield prefill_pb2.PrefillEvent(done=prefill_pb2.PrefillResponse(token_ids=[5, 6]))
 
 
-async def test_an_answer_whose_leader_died_before_its_last_word_is_ended_by_the_next() -> None:
-    relay = Moving()
+def standing_by(relay: object) -> PrefillServicer:
+    """The door of a router that always knows the same leader."""
     leadership = SimpleNamespace(
         leading=False,
         leader=Leader(address="127.0.0.1:1", instance="a"),
@@ -102,9 +102,30 @@ async def test_an_answer_whose_leader_died_before_its_last_word_is_ended_by_the_
         turned=asyncio.Event().wait,
     )
     tracing = Tracing(setup_telemetry("test", TracingOptions()))
-    servicer = PrefillServicer(cast(Leadership, leadership), cast(Relay, relay), tracing)
+    return PrefillServicer(cast(Leadership, leadership), cast(Relay, relay), tracing)
+
+
+async def test_an_answer_whose_leader_died_before_its_last_word_is_ended_by_the_next() -> None:
+    relay = Moving()
     request = prefill_pb2.PrefillRequest(text="a", max_tokens=2)
-    events = [event async for event in servicer.PrefillStream(request, cast(Any, Context()))]
+    events = [event async for event in standing_by(relay).PrefillStream(request, cast(Any, Context()))]
     assert [event.token.token_id for event in events[:-1]] == [5, 6], "each once"
     assert list(events[-1].done.token_ids) == [5, 6]
     assert len(relay.asked) == 2
+
+
+async def test_a_request_that_had_been_taken_waits_anew_for_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it had waited there: it may have had no token yet."""
+    monkeypatch.setattr(front_door, "TAKEN_S", -1.0)
+    servicer = standing_by(Moving())
+    monkeypatch.setattr(PrefillServicer, "_leader_wait_s", property(lambda _self: next(waits)))
+    waits = iter([0.0, 10.0])
+    request = prefill_pb2.PrefillRequest(text="a", max_tokens=2)
+    assert (await servicer.Prefill(request, cast(Any, Context()))).token_ids == [5, 6]
+
+
+async def test_a_leader_that_takes_nothing_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_door, "LEADER_WAIT_LEASES", 0)
+    request = prefill_pb2.PrefillRequest(text="a", max_tokens=2)
+    with pytest.raises(MovedError, match="it died"):
+        await standing_by(Moving()).Prefill(request, cast(Any, Context()))

@@ -9,7 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from wavepp.core.ids import StageIndex
+from wavepp.core.ids import RequestId, StageIndex
+from wavepp.core.keys import Namespace, prefix_keys, root_key
+from wavepp.core.router.requests import NewRequest
+from wavepp.core.tokens import encode_tokens
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.session import Session
 from wavepp.infra.etcd.types import Fence
@@ -19,9 +22,10 @@ from wavepp.infra.registry import Leading
 from wavepp.infra.tasks import TaskOwner
 from wavepp.router.admin import AdminServicer
 from wavepp.router.config import RouterConfig
+from wavepp.router.errors import MovedError
 from wavepp.router.leadership import Leadership, endpoint_alignment, planner_config, served_model, wave_tokens_min
 from wavepp.router.relay import Relay
-from wavepp.v1 import prefill_pb2
+from wavepp.v1 import prefill_pb2, types_pb2
 
 
 def stage(index: int, **changes: object) -> StageRegistration:
@@ -168,6 +172,32 @@ async def test_old_news_of_leaders_depose_nobody(leadership: Leadership, news: L
     leadership.leader_changed(news)
     assert leadership.leading
     assert leadership.leader is None
+
+
+async def test_a_leader_that_is_named_once_more_is_no_news(leadership: Leadership) -> None:
+    leadership.leader_changed(leading(9))
+    turned = asyncio.create_task(leadership.turned())
+    await asyncio.sleep(0)
+    leadership.leader_changed(leading(9))
+    await asyncio.sleep(0)
+    assert not turned.done(), "what is on its way to it goes on"
+    turned.cancel()
+
+
+async def test_requests_do_not_wait_inside_a_router_that_does_not_lead(leadership: Leadership) -> None:
+    leadership.lead(Fence("leader", 7))
+    assert leadership.driver is not None
+    call = leadership.driver.submit(new_request(), traced=False)
+    leadership.superseded.set()
+    leadership.step_down()
+    with pytest.raises(MovedError):
+        await call.result()
+
+
+def new_request() -> NewRequest:
+    namespace, tokens = Namespace("f", "float32", 32, None, None), encode_tokens(range(8))
+    keys = prefix_keys(namespace, tokens)
+    return NewRequest(RequestId("r"), tokens, root_key(namespace), keys, 1, frozenset(), 0, types_pb2.GrantContext())
 
 
 async def test_a_router_that_is_elected_again_keeps_its_pipeline(leadership: Leadership) -> None:

@@ -30,6 +30,8 @@ TRACEPARENT: Final = "traceparent"
 LEADER_WAIT_LEASES: Final = 2
 """So many times to live of a lease a call waits for a router that leads: who died is replaced within one."""
 RELAY_PAUSE_S: Final = 0.05
+TAKEN_S: Final = 1.0
+"""Who has had a request for longer had taken it, so the wait for the next leader begins anew."""
 
 
 class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
@@ -138,18 +140,19 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         forwarded = is_forwarded(context)
         given = list(request.generated)
         backoff = Backoff(RELAY_PAUSE_S)
+        ends = self._ends(context)
         until = time.monotonic() + self._leader_wait_s
         while True:
-            leader = await self._leader(forwarded, until)
+            leader = await self._leader(forwarded, min(until, ends))
+            began = time.monotonic()
             if leader is None:
-                source = self._here(request, context, trace, stream)
+                source = self._here(request, ends, trace, stream)
             else:
-                source = self._there(leader, request, context, trace)
+                source = self._there(leader, request, context, ends, trace)
             try:
                 async with contextlib.aclosing(source) as events:
                     async for event in events:
                         if event.HasField("token"):
-                            until = time.monotonic() + self._leader_wait_s
                             if event.token.index < len(given):
                                 continue  # the last one again, see `_resumed`
                             given.append(event.token)
@@ -158,7 +161,10 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             except MovedError as error:
                 if forwarded:
                     raise NotLeadingError(str(error)) from error
-                if time.monotonic() > until:
+                now = time.monotonic()
+                if now > began + TAKEN_S:
+                    until = now + self._leader_wait_s
+                elif now > until:
                     raise
                 request = _resumed(request, given, self._end_tokens(request))
             with contextlib.suppress(TimeoutError):
@@ -196,10 +202,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         return None
 
     async def _there(
-        self, leader: Leader, request: prefill_pb2.PrefillRequest, context: Any, trace: RequestTrace
+        self, leader: Leader, request: prefill_pb2.PrefillRequest, context: Any, ends: float, trace: RequestTrace
     ) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
         """As the leader answers."""
-        events = self._relay.events(leader, request, context, trace.traceparent, self._limit_s(context))
+        limit_s = max(0.0, ends - time.monotonic())
+        events = self._relay.events(leader, request, context, trace.traceparent, limit_s)
         async with contextlib.aclosing(events):
             async for event in events:
                 if event.HasField("done"):
@@ -207,11 +214,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
                 yield event
 
     async def _here(
-        self, request: prefill_pb2.PrefillRequest, context: Any, trace: RequestTrace, stream: bool
+        self, request: prefill_pb2.PrefillRequest, ends: float, trace: RequestTrace, stream: bool
     ) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
         """As this router's pipeline answers."""
-        driver, call = await self._take(request, context, trace)
-        timer = self._deadline(context, driver, call)
+        driver, call = await self._take(request, ends, trace)
+        timer = self._deadline(ends, driver, call)
         try:
             decoder = StreamDecoder(self._leadership.codec) if stream and self._leadership.codec else None
             if decoder is not None:
@@ -228,10 +235,10 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         yield prefill_pb2.PrefillEvent(done=prefill_response(outcome, self._text([t.token for t in outcome.tokens])))
 
     async def _take(
-        self, message: prefill_pb2.PrefillRequest, context: Any, trace: RequestTrace
+        self, message: prefill_pb2.PrefillRequest, ends: float, trace: RequestTrace
     ) -> tuple[DispatchDriver, Call]:
         validator, driver = self._open()
-        if self._limit_s(context) <= 0:
+        if time.monotonic() >= ends:
             raise DeadlineError("the deadline had passed when the request arrived")
         new = await validator.admit(message, trace.traceparent)
         # A long prompt takes its time at the door, and the door may have been shut meanwhile.
@@ -247,20 +254,20 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             raise NotServingError("this router stops; ask another one")
         return self._leadership.require_validator()
 
-    def _limit_s(self, context: Any) -> float:
-        """Seconds that the request may take from now on."""
+    def _ends(self, context: Any) -> float:
+        """When the request's time is up, wherever it runs until then; on the monotonic clock."""
         remaining_s = context.time_remaining()
         limit_s = self._leadership.config.request_timeout_s
-        return limit_s if remaining_s is None else min(limit_s, float(remaining_s))
+        return time.monotonic() + (limit_s if remaining_s is None else min(limit_s, float(remaining_s)))
 
-    def _deadline(self, context: Any, driver: DispatchDriver, call: Call) -> asyncio.TimerHandle:
+    def _deadline(self, ends: float, driver: DispatchDriver, call: Call) -> asyncio.TimerHandle:
         began = time.monotonic()
 
         def passed() -> None:
             waited_s = time.monotonic() - began
             driver.stop(call, FailureKind.DEADLINE, f"the deadline passed after {waited_s:.1f} s")
 
-        return asyncio.get_running_loop().call_later(max(0.0, self._limit_s(context)), passed)
+        return asyncio.get_running_loop().call_later(max(0.0, ends - began), passed)
 
     def _text(self, tokens: list[int]) -> str:
         codec = self._leadership.codec

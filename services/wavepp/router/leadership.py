@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """A candidate. The driver outlives a leadership: requests wait while nobody leads, and move to another leader."""
+    """A candidate. Its driver takes requests while it leads; when it does not any more they move to who leads next."""
 
     def __init__(
         self, config: RouterConfig, client: EtcdClient, codec: TextCodec | None, tasks: TaskOwner, instance: str = ""
@@ -111,11 +111,11 @@ class Leadership:
             return
         if self._fence is not None and leading.token <= self._fence.create_revision:
             return
+        if self._fence is None and leading.leader == self.leader:
+            return  # read once more: what is on its way to it goes on
         _log.info("router %s leads", leading.leader.address)
         self.step_down()
         self.leader = leading.leader
-        if self.driver is not None:
-            self.driver.fail_all(FailureKind.MOVED, f"router {leading.leader.address} leads now")
         self._turn()
 
     def _turn(self) -> None:
@@ -157,10 +157,10 @@ class Leadership:
     def _replace_driver(self, stages: list[StageRegistration]) -> None:
         """The stages are the first ones, or of another shape: number, model, blocks or waves differ from before."""
         fence = self._fence
-        self.step_down()
         if self.driver is not None:
             _log.warning("the stages serve something else than before: requests of before end")
             self.driver.fail_all(FailureKind.SHUTDOWN, "the stages were replaced by others; send the request again")
+        self.step_down()
         self.driver = self._new_driver(stages)
         if fence is not None:
             self.lead(fence)
@@ -230,6 +230,9 @@ class Leadership:
             self.pipeline = None
             self._apply(router_ev.PipelineBroken("this router does not lead any more"))
         self._fence = None
+        if self.driver is not None:
+            # They wait at the door for whoever leads next, and not for ever.
+            self.driver.fail_all(FailureKind.MOVED, "this router does not lead any more")
 
     def lead(self, fence: Fence) -> None:
         """Take hold of the pipeline, as `fence` allows."""
