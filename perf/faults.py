@@ -32,6 +32,7 @@ from wavepp.cli.local.processes import ManagedProcess
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.infra.leader import Leader
+from wavepp.infra.rpc import CHANNEL_OPTIONS
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
 
 STAGES: Final = 3
@@ -258,7 +259,7 @@ async def running(arguments: argparse.Namespace, directory: Path) -> AsyncIterat
     with LocalCluster(spec) as cluster:
         await asyncio.to_thread(cluster.wait_ready, READY_TIMEOUT_S)
         target = "ipv4:" + ",".join(cluster.addresses)
-        options = (("grpc.service_config", service), ("grpc.lb_policy_name", "round_robin"))
+        options = (*CHANNEL_OPTIONS, ("grpc.service_config", service), ("grpc.lb_policy_name", "round_robin"))
         async with (
             grpc.aio.insecure_channel(target, options=options) as channel,
             EtcdClient([cluster.etcd_endpoints]) as etcd,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -66,16 +69,58 @@ def test_one_file_serves_all_kinds_of_process(toml: Path) -> None:
     assert (config.cluster, config.layers) == ("c", 9)
 
 
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """A start that fails sets logging up, for a process that ends then."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+@pytest.mark.usefixtures("logging_as_before")
 @pytest.mark.parametrize("ttl_s", ["-1", "0", "1", "1000000000", "x", "7.5"])
-def test_bad_value_is_one_line_on_stderr_and_exit_code_2(ttl_s: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_value_is_one_log_entry_on_stderr_and_exit_code_2(ttl_s: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         load(StageLike, [f"--lease-ttl-s={ttl_s}"], name="wavepp stage")
     out, err = capsys.readouterr()
     assert ended.value.code == 2
     assert out == ""
+    entry = json.loads(err)
+    assert entry["level"] == "critical"
+    assert entry["msg"].startswith("wavepp stage: --lease-ttl-s: input should be")
+    assert repr(ttl_s) in entry["msg"]
+
+
+@pytest.mark.usefixtures("logging_as_before")
+@pytest.mark.parametrize(
+    ("flags", "variable", "is_json"),
+    [
+        ((), "", True),
+        (("--log-format", "console"), "", False),
+        (("--log-format=console",), "json", False),
+        ((), "console", False),
+        (("--log-format", "json"), "console", True),
+        (("--log-format",), "console", False),
+        (("--log-format", "nonsense"), "", True),
+    ],
+)
+def test_a_bad_value_is_said_in_the_format_of_logs_that_was_asked_for(
+    flags: tuple[str, ...],
+    variable: str,
+    is_json: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if variable:
+        monkeypatch.setenv("WAVEPP_LOG_FORMAT", variable)
+    with pytest.raises(SystemExit):
+        load(StageLike, ["--lease-ttl-s", "0", *flags], name="wavepp stage")
+    err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert err.startswith("wavepp stage: --lease-ttl-s: input should be")
-    assert repr(ttl_s) in err
+    assert err.startswith("{") == is_json
 
 
 @pytest.mark.parametrize(

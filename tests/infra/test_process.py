@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from wavepp.infra.config import ProcessConfig
 from wavepp.infra.errors import BackgroundTaskError
 from wavepp.infra.tasks import TaskOwner
+from wavepp.router.config import RouterConfig
 
 WAIT_S = 20.0
 PRELUDE = """
@@ -80,6 +82,10 @@ sys.exit(run_process(main, name="wavepp test"))
     assert process.returncode == 1
     assert err.endswith(" CRITICAL wavepp.infra.process: wavepp test: port 1 is taken by somebody\n")
     assert err.count("\n") == 1
+
+
+def test_a_router_has_the_time_of_its_drain_on_top_of_that_for_stopping() -> None:
+    assert RouterConfig(drain_s=500.0).stop_grace_s == ProcessConfig().stop_grace_s + 500.0
 
 
 def test_other_error_is_logged_with_its_stack_and_code_1(start: Start) -> None:

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from mesh_support import QUICK, open_client, write_profile
+from mesh_support import QUICK, eventually, open_client, write_profile
 from wavepp.cli.local.cluster import free_port
 from wavepp.cli.local.processes import ManagedProcess
 from wavepp.infra.etcd.server import EtcdServer
@@ -76,7 +77,13 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 async def test_a_cold_start_in_any_order_needs_no_restart(parts: Parts, order: tuple[str, ...]) -> None:
     for kind in order[:-1]:
         await asyncio.to_thread(parts.start, kind)
-    await asyncio.sleep(LATE_S)
+    if order[-1] == "etcd":
+        for process in parts.processes.values():
+            log = partial(asyncio.to_thread, process.log_file.read_text)
+            await eventually(log, lambda found: "waiting for etcd" in found)
+    else:
+        # How late the last one is, and no waiting for something: the others do not say that they have nothing to do.
+        await asyncio.sleep(LATE_S)
     await asyncio.to_thread(parts.start, order[-1])
     began = time.monotonic()
     async with open_client(f"127.0.0.1:{parts.router_port}") as client:

@@ -10,6 +10,7 @@ import pytest
 
 from wavepp.core.ids import Incarnation, StageIndex
 from wavepp.core.router import epochs as ep
+from wavepp.core.waves.step_bound import StepBound
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.errors import EtcdError, EtcdReadOnlyError, EtcdUnavailableError, FencedError
 from wavepp.infra.etcd.keys import PipelineKeys
@@ -48,6 +49,7 @@ def made(client: Refusing, tasks: TaskOwner, events: list[Any]) -> Pipeline:
         apply=events.append,
         on_ready=events.append,
         superseded=lambda: None,
+        step_bound=StepBound(0.0, 1.0),
     )
     # What `_announce` would send goes to a stage that there is not.
     pipeline._announce = events.append  # type: ignore[method-assign]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import GrantId, StageIndex, WaveId
 from wavepp.core.stage.events import JobDone
+from wavepp.core.waves.step_bound import StepBound
 from wavepp.core.waves.types import ChosenToken
 from wavepp.core.wire.types import TensorSpec
 from wavepp.stage.executor import RAISED_ALONE_MAX, ExecutorJob, ExecutorThread, RunningStep
@@ -142,7 +143,7 @@ async def execute(run: Run, *jobs: Job, executors: list[ExecutorThread] | None =
     done: asyncio.Queue[JobDone | BaseException] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: done.put_nowait(context["exception"]))
-    executor = ExecutorThread(Model(run), StageIndex(1), done.put_nowait)
+    executor = ExecutorThread(Model(run), StageIndex(1), done.put_nowait, StepBound(0.0, 1.0))
     if executors is not None:
         executors.append(executor)
     found = []

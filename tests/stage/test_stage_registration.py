@@ -38,6 +38,12 @@ def stage_config(keys: PipelineKeys, etcd_endpoint: str, tmp_path: Path, **value
     )
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
+def test_a_wildcard_is_no_address_to_publish_for_links(host: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"link_host .* is no address to connect to"):
+        stage_config(PipelineKeys("c", "p0"), "127.0.0.1:1", tmp_path, link_host=host)
+
+
 async def registration(etcd: EtcdClient, keys: PipelineKeys, running: asyncio.Task[None]) -> StageRegistration:
     """Of the stage that starts, once it is there."""
     while (held := await etcd.get(keys.stage(1))) is None:

@@ -66,3 +66,8 @@ class RouterConfig(ProcessConfig):
         20.0, ge=0, le=3600, description="Time for what runs to end when the router is to stop; then it is cut off."
     )
     timeline_waves_max: int = Field(4096, ge=1, le=1_000_000, description="Waves kept for `wavepp trace`.")
+
+    @property
+    def stop_grace_s(self) -> float:
+        """With what a drain may take."""
+        return super().stop_grace_s + self.drain_s

@@ -236,7 +236,7 @@ class Leadership:
 
     def lead(self, fence: Fence) -> None:
         """Take hold of the pipeline, as `fence` allows."""
-        if self.served is None:
+        if self.served is None or self.driver is None:
             raise InvariantError("a router leads before all stages were registered")
         self._fence = fence
         self.pipeline = Pipeline(
@@ -250,6 +250,7 @@ class Leadership:
             apply=self._apply,
             on_ready=self._epoch_ready,
             superseded=self.superseded.set,
+            step_bound=self.driver.step_bound,
         )
         self.pipeline.stages_changed(self.stages)
         self._talk_to_directory()

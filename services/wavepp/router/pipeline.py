@@ -12,6 +12,7 @@ from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch, StageIndex
 from wavepp.core.router import epochs as ep
 from wavepp.core.router import events as router_ev
+from wavepp.core.waves.step_bound import StepBound
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.errors import EtcdAmbiguousError, EtcdReadOnlyError, EtcdUnavailableError, FencedError
 from wavepp.infra.etcd.keys import PipelineKeys
@@ -43,6 +44,7 @@ class Pipeline:
         apply: Callable[[router_ev.Event], None],
         on_ready: Callable[[PipelineEpoch], None],
         superseded: Callable[[], None],
+        step_bound: StepBound,
     ) -> None:
         self.keeper = ep.EpochKeeper(stages)
         self.etcd_error = ""
@@ -56,6 +58,7 @@ class Pipeline:
         self._apply = apply
         self._on_ready = on_ready
         self._superseded = superseded
+        self._step_bound = step_bound
         self._registered: dict[int, StageRegistration] = {}
         self._loop = asyncio.get_running_loop()
         self._controls: dict[StageIndex, StageControl] = {}
@@ -108,6 +111,7 @@ class Pipeline:
         self._control_tasks[stage] = self._tasks.spawn(control.run(), f"stage-{stage}-control")
 
     def _hello(self, registration: StageRegistration) -> stage_pb2.ControlHello:
+        tokens, slowest_ms = self._step_bound.learned
         return stage_pb2.ControlHello(
             cluster=self._keys.cluster,
             pipeline=self._keys.pipeline,
@@ -117,6 +121,8 @@ class Pipeline:
             router_token=self._fence.create_revision,
             ring=2 * self.stages,
             wave_tokens_max=registration.wave_tokens_max,
+            step_tokens=tokens,
+            step_ms=slowest_ms,
         )
 
     def _end_unregistered(self) -> None:

@@ -135,7 +135,7 @@ async def _serve(
         await asyncio.wait({keeping})
         await membership.close()
 
-    tasks.spawn(watch_steps(worker.executor, config.step_timeout_s, leave), "watch-steps", endless=True)
+    tasks.spawn(watch_steps(worker.executor, leave), "watch-steps", endless=True)
     await server.set_serving(True)
     _log.info(
         "stage %d of %d ready at %s, layers [%d, %d), %s, metrics port %d",

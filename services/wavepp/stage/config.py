@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from wavepp.core.limits import STAGES_MAX
 from wavepp.infra.config import ProcessConfig
+from wavepp.infra.config_fields import WILDCARD_HOSTS
 
 
 class StageConfig(ProcessConfig):
@@ -48,6 +49,11 @@ class StageConfig(ProcessConfig):
     def _check_stage(self) -> Self:
         if self.stage >= self.stages:
             raise ValueError(f"stage {self.stage} of {self.stages}: the last one is {self.stages - 1}")
+        if self.link_host is not None and self.link_host in WILDCARD_HOSTS:
+            raise ValueError(
+                f"link_host {self.link_host!r} is no address to connect to; give one of this machine, or leave it out "
+                "for that of advertise_address"
+            )
         if self.wave_tokens_max % self.block_tokens:
             raise ValueError(
                 f"wave_tokens_max {self.wave_tokens_max} is no multiple of block_tokens {self.block_tokens}"

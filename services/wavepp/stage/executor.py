@@ -14,6 +14,7 @@ from typing import Final
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import StageIndex, WaveId
 from wavepp.core.stage.events import JobDone
+from wavepp.core.waves.step_bound import StepBound
 from wavepp.core.waves.types import StepTime
 from wavepp.infra.faults import fatal_faults
 from wavepp.stage.model.base import Job, JobResult, StageModel
@@ -49,10 +50,13 @@ class ExecutorThread:
     """Owns the thread. Results come back on the event loop, in the order of the jobs.
 
     `on_done` is called on the loop. A job that raises is run again in parts, and fails the grants that raise alone,
-    with the error's text as reason. Where everything does, the process ends: a new one may do better.
+    with the error's text as reason. Where everything does, the process ends: a new one may do better. `bound` learns,
+    on the loop too, from the steps that went through at once.
     """
 
-    def __init__(self, model: StageModel, stage: StageIndex, on_done: Callable[[JobDone], None]) -> None:
+    def __init__(
+        self, model: StageModel, stage: StageIndex, on_done: Callable[[JobDone], None], bound: StepBound
+    ) -> None:
         self._model = model
         self._stage = stage
         self._on_done = on_done
@@ -60,8 +64,7 @@ class ExecutorThread:
         self._jobs: queue.SimpleQueue[ExecutorJob | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
         self.running: RunningStep | None = None
-        self.observe: Callable[[int, float], None] = lambda tokens, duration_ms: None
-        """Hears, on the loop, how long each step took: tokens and milliseconds."""
+        self.bound = bound
         self._runs = 0
         self._raised_alone = 0
         self.busy_ns = 0
@@ -105,7 +108,7 @@ class ExecutorThread:
 
     def _report(self, done: JobDone) -> None:
         if done.step.tokens:
-            self.observe(done.step.tokens, done.step.duration_ns / 1e6)
+            self.bound.observe(done.step.tokens, done.step.duration_ns / 1e6)
         self._on_done(done)
 
     def _run_model(self, job: Job) -> JobResult:

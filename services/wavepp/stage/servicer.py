@@ -129,6 +129,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                 f"the router plans waves of {hello.wave_tokens_max} tokens, this stage has room for "
                 f"{worker.config.wave_tokens_max}: start both with the same wave_tokens_max"
             )
+        if hello.step_tokens:
+            worker.executor.bound.observe(hello.step_tokens, hello.step_ms)
         self._router_token = hello.router_token
         worker.control.close()
         worker.control = outbox

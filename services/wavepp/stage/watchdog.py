@@ -11,25 +11,21 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from wavepp.core.waves.step_bound import StepBound
 from wavepp.stage.executor import ExecutorThread
 
 _log = logging.getLogger(__name__)
 
-FLOOR_MS: Final = 10_000.0
 TICK_S: Final = 0.5
 LEAVE_TIMEOUT_S: Final = 2.0
 EXIT_HUNG: Final = 1
 
 
-async def watch_steps(executor: ExecutorThread, unlearned_s: float, leave: Callable[[], Awaitable[None]]) -> None:
+async def watch_steps(executor: ExecutorThread, leave: Callable[[], Awaitable[None]]) -> None:
     """Watch for ever; a task of the process. A step that takes longer than its bound ends the process, after a dump of
     all stacks and `leave`, which gives up the stage's place.
 
     Time is counted in ticks of the event loop: while the whole process was paused, no step hung.
     """
-    bound = StepBound(FLOOR_MS, 1e3 * unlearned_s)
-    executor.observe = bound.observe
     watched, age_ms, last = None, 0.0, time.monotonic()
     while True:
         await asyncio.sleep(TICK_S)
@@ -39,7 +35,7 @@ async def watch_steps(executor: ExecutorThread, unlearned_s: float, leave: Calla
             watched, age_ms = running, 0.0
             continue
         age_ms += elapsed_ms
-        limit_ms = bound.limit_ms(running.tokens)
+        limit_ms = executor.bound.limit_ms(running.tokens)
         if age_ms > limit_ms:
             _log.critical(
                 "a step of %d tokens has taken %.0f s, its bound is %.0f s: this stage ends",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Final
 
 from wavepp.codec import control, rounds
 from wavepp.codec.frames import WavePayload
@@ -18,6 +19,7 @@ from wavepp.core.ids import GrantId, Incarnation, PipelineEpoch, StageIndex
 from wavepp.core.router.epochs import Announce
 from wavepp.core.stage import events as stage_ev
 from wavepp.core.stage.sequencer import Sequencer
+from wavepp.core.waves.step_bound import StepBound
 from wavepp.infra.faults import fatal_faults
 from wavepp.infra.outbox import Outbox
 from wavepp.infra.tasks import TaskOwner
@@ -31,6 +33,8 @@ from wavepp.v1 import stage_pb2
 
 _log = logging.getLogger(__name__)
 
+STEP_FLOOR_MS: Final = 10_000.0
+"""No step counts as hung before."""
 WAVES_QUEUED_MAX = 128
 """No router keeps a longer ring (2P, P at most 64)."""
 
@@ -57,7 +61,9 @@ class StageWorker:
             waves_queued_max=WAVES_QUEUED_MAX,
             validate=config.validate_invariants,
         )
-        self.executor = ExecutorThread(model, self.stage, self.apply)
+        self.executor = ExecutorThread(
+            model, self.stage, self.apply, StepBound(STEP_FLOOR_MS, 1e3 * config.step_timeout_s)
+        )
         self.neighbours = Neighbours(
             cluster=config.cluster,
             pipeline=config.pipeline,

@@ -5,7 +5,11 @@ No other module reads the environment (but for OpenTelemetry's own variables, se
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
+import logging
+import os
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -25,13 +29,16 @@ from pydantic_settings import (
 
 from wavepp.infra.config_fields import CommonFields
 from wavepp.infra.errors import ConfigError
+from wavepp.infra.logs import LogFormat, setup_logging
 
 C = TypeVar("C", bound="Config")
+_log = logging.getLogger(__name__)
 
 ENV_PREFIX: Final = "WAVEPP_"
 SECTIONS: Final = ("router", "directory", "stage")
 EXIT_USAGE: Final = 2
 FILE_BYTES_MAX: Final = 1024 * 1024
+STOP_GRACE_S: Final = 30.0
 _META_FIELDS: Final = frozenset({"config", "print_config"})
 
 
@@ -68,21 +75,37 @@ class Config(BaseSettings):
 class ProcessConfig(CommonFields, Config):
     """Base of a service's configuration: `Config` with all groups that services share."""
 
+    @property
+    def stop_grace_s(self) -> float:
+        """Time that the process has to end by itself once it is told to."""
+        return STOP_GRACE_S
+
 
 def load(config_class: type[C], argv: Sequence[str], *, name: str = "wavepp") -> C:
-    """The configuration of this process, or its end: one line on stderr and exit code 2 for a bad value.
+    """The configuration of this process, or its end: one log entry on stderr and exit code 2 for a bad value.
 
     `--help` and `--print-config` print to stdout and exit with code 0. `name` is the program's name in these texts.
     """
     try:
         config = resolve(config_class, argv, name=name)
     except ConfigError as error:
-        sys.stderr.write(f"{name}: {error}\n")
+        setup_logging("info", _log_format(argv))
+        _log.critical("%s: %s", name, error)
         sys.exit(EXIT_USAGE)
     if config.print_config:
         sys.stdout.write(as_toml(config))
         sys.exit(0)
     return config
+
+
+def _log_format(argv: Sequence[str]) -> LogFormat:
+    """The format of logs as far as it can be told of settings that are not valid: by its flag or variable."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--log-format")
+    wanted = os.environ.get(f"{ENV_PREFIX}LOG_FORMAT")
+    with contextlib.suppress(argparse.ArgumentError):
+        wanted = parser.parse_known_args(list(argv))[0].log_format or wanted
+    return "console" if wanted == "console" else "json"
 
 
 def resolve(config_class: type[C], argv: Sequence[str], *, name: str = "wavepp") -> C:

@@ -18,7 +18,7 @@ from wavepp.infra.logs import LogFormat, LogLevel
 from wavepp.infra.telemetry import TracingOptions
 
 _HOST_PORT: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):(?P<port>\d{1,5})")
-_WILDCARD_HOSTS: Final = frozenset({"", "0.0.0.0", "::", "[::]"})
+WILDCARD_HOSTS: Final = frozenset({"", "0.0.0.0", "::", "[::]"})
 _ENDPOINTS_MAX: Final = 16
 
 
@@ -109,7 +109,7 @@ class BindFields(BaseModel):
     @model_validator(mode="after")
     def _check_advertise(self) -> Self:
         if self.advertise_address is None:
-            if self.bind_host in _WILDCARD_HOSTS:
+            if self.bind_host in WILDCARD_HOSTS:
                 raise ValueError(
                     f"bind_host {self.bind_host!r} is no address to connect to; give advertise_address as well"
                 )

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn, TextIO, TypeVar
 import uvloop
 
 from wavepp.core.errors import WaveppError
-from wavepp.infra.config import ProcessConfig, load
+from wavepp.infra.config import STOP_GRACE_S, ProcessConfig, load
 from wavepp.infra.errors import BackgroundTaskError, StartupError
 from wavepp.infra.logs import setup_logging
 
@@ -23,7 +23,6 @@ _log = logging.getLogger(__name__)
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
-STOP_GRACE_S: Final = 30.0
 CANCEL_GRACE_S: Final = 5.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -40,7 +39,7 @@ def process_main(
     """A process from its command line to its exit code: read the configuration, then `run` until a signal comes."""
     config = load(config_class, sys.argv[1:], name=name)
     setup_logging(config.log_level, config.log_format)
-    code = run_process(partial(run, config), name=name)
+    code = run_process(partial(run, config), name=name, stop_grace_s=config.stop_grace_s)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -652,6 +652,8 @@ class ControlHello(_message.Message):
     ROUTER_TOKEN_FIELD_NUMBER: _builtins.int
     RING_FIELD_NUMBER: _builtins.int
     WAVE_TOKENS_MAX_FIELD_NUMBER: _builtins.int
+    STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    STEP_MS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     pipeline: _builtins.str
     stage: _builtins.int
@@ -663,6 +665,11 @@ class ControlHello(_message.Message):
     ring: _builtins.int
     """How many waves may be in flight, and M: they bound what a stage holds."""
     wave_tokens_max: _builtins.int
+    step_tokens: _builtins.int
+    """The largest and the slowest step of late, of any stage, if there were any: what a stage that has just started may
+    reckon with.
+    """
+    step_ms: _builtins.float
     def __init__(
         self,
         *,
@@ -674,10 +681,12 @@ class ControlHello(_message.Message):
         router_token: _builtins.int = ...,
         ring: _builtins.int = ...,
         wave_tokens_max: _builtins.int = ...,
+        step_tokens: _builtins.int = ...,
+        step_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "incarnation", b"incarnation", "pipeline", b"pipeline", "ring", b"ring", "router_token", b"router_token", "stage", b"stage", "stages", b"stages", "wave_tokens_max", b"wave_tokens_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "incarnation", b"incarnation", "pipeline", b"pipeline", "ring", b"ring", "router_token", b"router_token", "stage", b"stage", "stages", b"stages", "step_ms", b"step_ms", "step_tokens", b"step_tokens", "wave_tokens_max", b"wave_tokens_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

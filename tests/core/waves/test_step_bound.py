@@ -38,3 +38,13 @@ def test_no_step_that_is_like_one_of_late_counts_as_hung(steps: list[tuple[int, 
         bound.observe(size, duration_ms)
     kept = steps[-STEPS_KEPT:]
     assert bound.limit_ms(tokens) >= max(10.0, FACTOR * max(d for _, d in kept))
+
+
+@given(STEPS, st.integers(0, 20_000))
+def test_a_bound_that_was_told_what_another_has_learned_is_like_it(steps: list[tuple[int, float]], tokens: int) -> None:
+    bound, told = StepBound(10.0, 300.0), StepBound(10.0, 300.0)
+    assert bound.learned == (0, 0.0)
+    for size, duration_ms in steps:
+        bound.observe(size, duration_ms)
+    told.observe(*bound.learned)
+    assert told.limit_ms(tokens) == bound.limit_ms(tokens)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from wavepp.core.directory.events import Attempt, Granted, NeverFits, Verdict, Void, VoidReason, Wait, WaitFor
-from wavepp.core.directory.reuse_endpoint import ReuseExplanation
 from wavepp.core.errors import InvariantError, WaveppError
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, StageIndex, WaveId, grant_id
 from wavepp.core.limits import KEY_BYTES, ROUND_ATTEMPTS_MAX, TOKEN_BYTES
@@ -43,10 +42,8 @@ from wavepp.core.router.events import (
 from wavepp.core.router.requests import (
     Failure,
     FailureKind,
-    FinishReason,
     NewRequest,
     RequestEvent,
-    RequestOutcome,
     RequestRecord,
     RequestState,
     Times,
@@ -458,7 +455,7 @@ class Dispatcher:
         self._end_grant(record)
         self._requests.pop(record.request, None)
         self.requests_done += 1
-        out.append(Finish(_outcome(record, reason)))
+        out.append(Finish(record.outcome(reason)))
 
     # ---- when something broke ----
 
@@ -532,21 +529,3 @@ class Dispatcher:
         queued = sum(1 for r in self._requests.values() if r.state is RequestState.QUEUED)
         if queued != len(self._queue):
             raise InvariantError(f"{queued} requests are queued, the queue holds {len(self._queue)}")
-
-
-def _outcome(record: RequestRecord, reason: FinishReason) -> RequestOutcome:
-    reuse = record.reuse or ReuseExplanation(record.prompt_tokens, 0, 0, 0, 0, None)
-    return RequestOutcome(
-        request=record.request,
-        tokens=tuple(record.outputs),
-        finish_reason=reason,
-        prompt_tokens=record.prompt_tokens,
-        cached_tokens=min(record.endpoint_tokens, record.prompt_tokens),
-        computed_tokens=record.computed_tokens,
-        reuse=reuse,
-        waits=record.waits,
-        waited_for=record.waited_for,
-        waves=record.waves,
-        attempts=record.attempts,
-        times=record.times,
-    )

@@ -216,6 +216,23 @@ class RequestRecord:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.outputs) >= self.new.output_tokens_max else None
 
+    def outcome(self, reason: FinishReason) -> RequestOutcome:
+        """What the client gets, now that all tokens are there."""
+        return RequestOutcome(
+            request=self.request,
+            tokens=tuple(self.outputs),
+            finish_reason=reason,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=min(self.endpoint_tokens, self.prompt_tokens),
+            computed_tokens=self.computed_tokens,
+            reuse=self.reuse or ReuseExplanation(self.prompt_tokens, 0, 0, 0, 0, None),
+            waits=self.waits,
+            waited_for=self.waited_for,
+            waves=self.waves,
+            attempts=self.attempts,
+            times=self.times,
+        )
+
     def extend_keys(self, block_tokens: int) -> None:
         """Bring `keys` up to the full blocks of `tokens`."""
         have = len(self.keys) // KEY_BYTES

@@ -24,12 +24,21 @@ class StepBound:
         """A step of so many tokens took so long."""
         self._steps.append((max(1, tokens), duration_ms))
 
+    @property
+    def learned(self) -> tuple[int, float]:
+        """Tokens of the largest and milliseconds of the slowest step of late, for another bound to `observe`; (0, 0.0)
+        while there are none.
+        """
+        if not self._steps:
+            return 0, 0.0
+        return max(size for size, _ in self._steps), max(duration_ms for _, duration_ms in self._steps)
+
     def limit_ms(self, tokens: int) -> float:
         """How long a step of so many tokens may take."""
         if not self._steps:
             return self._unlearned_ms
-        largest = max(size for size, _ in self._steps)
-        learned_ms = max(self._floor_ms, FACTOR * max(duration_ms for _, duration_ms in self._steps))
+        largest, slowest_ms = self.learned
+        learned_ms = max(self._floor_ms, FACTOR * slowest_ms)
         if tokens <= largest:
             return learned_ms
         return max(learned_ms, min(learned_ms * tokens / largest, self._unlearned_ms))
