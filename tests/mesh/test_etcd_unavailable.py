@@ -18,7 +18,7 @@ from wavepp.infra.etcd.server import EtcdServer
 from wavepp.v1 import prefill_pb2
 
 LEASE_S = 5
-AWAY_S = 2.0 * LEASE_S
+AWAY_S = 1.5 * LEASE_S
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ async def test_work_goes_on_while_etcd_is_away(mesh_of_its_own: LocalCluster, cl
     etcd = mesh_of_its_own.etcd
     assert etcd is not None
     before = await client.status()
-    prompt, vocab, budget = list(range(300)), 32_000, 400
+    prompt, vocab, budget = list(range(300)), 32_000, 250
     call = client.stream(prompt, max_tokens=budget)
     assert (await call.read()).token.index == 0
 

@@ -27,7 +27,7 @@ def mesh_that_hangs(tmp_path: Path) -> Iterator[LocalCluster]:
         write_profile(tmp_path / "profile.json", {"faults": [fault]}),
         2,
         common_arguments=QUICK,
-        stage_arguments=("--link", "socket"),
+        stage_arguments=("--link", "socket", "--step-timeout-s", "3"),
     )
     with running_mesh(spec, quiet_logs=False) as cluster:
         yield cluster

@@ -279,7 +279,7 @@ async def test_a_client_with_the_standard_retry_policy_sees_no_error_when_the_le
         await asyncio.gather(*calls)
 
 
-@pytest.mark.parametrize("how", ["kill", "terminate"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("terminate", marks=pytest.mark.long)])
 async def test_a_directory_that_dies_or_stops_is_replaced_at_once(pair: Pair, how: str) -> None:
     held = await pair.etcd.get(KEYS.directory)
     assert held is not None

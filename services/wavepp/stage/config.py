@@ -38,7 +38,7 @@ class StageConfig(ProcessConfig):
     link_port: int = Field(0, ge=0, le=65535, description="Port for links; 0 takes a free one.")
     step_timeout_s: float = Field(
         300.0,
-        ge=10,
+        ge=1,
         le=86_400,
         description="A step that is larger than all before it, or the first, may take so long; then the stage ends.",
     )

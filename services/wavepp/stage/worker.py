@@ -34,7 +34,7 @@ from wavepp.v1 import stage_pb2
 _log = logging.getLogger(__name__)
 
 STEP_FLOOR_MS: Final = 10_000.0
-"""No step counts as hung before."""
+"""No step counts as hung before, unless `step_timeout_s` is less."""
 WAVES_QUEUED_MAX = 128
 """No router keeps a longer ring (2P, P at most 64)."""
 
@@ -62,7 +62,10 @@ class StageWorker:
             validate=config.validate_invariants,
         )
         self.executor = ExecutorThread(
-            model, self.stage, self.apply, StepBound(STEP_FLOOR_MS, 1e3 * config.step_timeout_s)
+            model,
+            self.stage,
+            self.apply,
+            StepBound(min(STEP_FLOOR_MS, 1e3 * config.step_timeout_s), 1e3 * config.step_timeout_s),
         )
         self.neighbours = Neighbours(
             cluster=config.cluster,
