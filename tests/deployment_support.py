@@ -14,7 +14,7 @@ import yaml
 
 from wavepp.directory.config import DirectoryConfig
 from wavepp.infra.config import ENV_PREFIX, ProcessConfig, resolve
-from wavepp.infra.process import CANCEL_GRACE_S, STOP_GRACE_S
+from wavepp.infra.process import CANCEL_GRACE_S
 from wavepp.router.config import RouterConfig
 from wavepp.stage.config import StageConfig
 
@@ -24,7 +24,11 @@ CONFIGS: Final[dict[str, type[ProcessConfig]]] = {
     "wavepp.directory": DirectoryConfig,
     "wavepp.stage": StageConfig,
 }
-PROCESS_END_S: Final = STOP_GRACE_S + CANCEL_GRACE_S
+PROCESS_END_S: Final = CANCEL_GRACE_S + max(
+    RouterConfig().stop_grace_s,
+    DirectoryConfig().stop_grace_s,
+    StageConfig(stage=0, stages=1, model="any").stop_grace_s,
+)
 """A process that was told to stop has ended by then."""
 MUST_AGREE: Final = (
     "cluster",

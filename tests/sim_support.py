@@ -93,7 +93,7 @@ def run_random_work(
 def break_something(mesh: SimMesh, rng: random.Random, wanted: dict[str, Wanted]) -> None:
     """One fault, drawn at random."""
     stages = mesh.config.stages
-    match rng.randrange(8):
+    match rng.randrange(9):
         case 0:
             mesh.kill_stage(rng.randrange(stages))
         case 1 if stages > 1:
@@ -111,6 +111,8 @@ def break_something(mesh: SimMesh, rng: random.Random, wanted: dict[str, Wanted]
             mesh.restart_directory()
         case 5:
             mesh.cut_admission()
+        case 7:
+            mesh.stop_stage(rng.randrange(stages))
         case 6:
             mesh.etcd_up = False
             run_for(mesh, rng.randrange(200))

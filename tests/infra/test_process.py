@@ -88,6 +88,22 @@ def test_a_router_has_the_time_of_its_drain_on_top_of_that_for_stopping() -> Non
     assert RouterConfig(drain_s=500.0).stop_grace_s == ProcessConfig().stop_grace_s + 500.0
 
 
+def test_a_fault_of_ours_in_a_callback_ends_the_process_without_letting_anything_end_in_order(start: Start) -> None:
+    process = start("""
+from wavepp.core.errors import InvariantError
+def fault():
+    raise InvariantError("one and one are three")
+async def main(stop):
+    asyncio.get_running_loop().call_soon(fault)
+    await stop.wait()
+    await asyncio.Event().wait()
+sys.exit(run_process(main, name="wavepp test", stop_grace_s=1000))
+""")
+    _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert "one and one are three" in err
+
+
 def test_other_error_is_logged_with_its_stack_and_code_1(start: Start) -> None:
     process = start("""
 async def main(stop):

@@ -36,6 +36,7 @@ REQUESTS = 10
 IN_FLIGHT = 6
 PROMPT_TOKENS = 900
 WAVE_TOKENS = 256
+DRAIN_S = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         model,
         STAGES,
         common_arguments=QUICK,
-        stage_arguments=("--validate-invariants", "--wave-tokens-max", str(WAVE_TOKENS)),
+        stage_arguments=("--validate-invariants", "--wave-tokens-max", str(WAVE_TOKENS), "--drain-s", str(DRAIN_S)),
         router_arguments=("--readiness-stall-s", "2", "--policy", "static"),
     )
     with running_mesh(spec, quiet_logs=False) as cluster:
@@ -155,6 +156,47 @@ async def test_a_stage_killed_with_six_waves_in_flight(fragile: LocalCluster, cl
         assert chunks[0].start == 0
         assert all(a.start + a.length == b.start for a, b in itertools.pairwise(chunks))
         assert chunks[-1].start + chunks[-1].length >= PROMPT_TOKENS
+
+
+@pytest.mark.parametrize("victim", [0, STAGES - 1])
+async def test_a_stage_that_is_to_stop_lets_what_runs_end(
+    fragile: LocalCluster, client: MeshClient, victim: int
+) -> None:
+    streams = Streams(client, fresh_prompts(80 + victim))
+    before = await all_under_way(client, REQUESTS)
+    stage = fragile.stages[victim]
+    stage.signal(signal.SIGTERM)
+    await eventually(client.status, lambda s: s.state.startswith(f"stage {victim} is to stop"))
+    late = asyncio.create_task(client.answer(fresh_prompts(85 + victim, 1)[0], 2))
+    answers = await streams.answers()
+    assert {a.attempts for a in answers} == {1}
+    await asyncio.to_thread(stage.wait_stopped, DRAIN_S)
+    assert stage.child is not None
+    assert stage.child.returncode == 0
+    assert not late.done()
+    stage.start()
+    assert (await late).attempts == 1, "it was not admitted to a pipeline that was to stop"
+    after = await client.quiet(within_s=5.0)
+    assert after.stages[victim].incarnation != before.stages[victim].incarnation
+    assert after.pipeline_epoch > before.pipeline_epoch
+
+
+@pytest.mark.parametrize(("signals", "max_tokens"), [(1, 80), (2, 25)])
+async def test_what_does_not_end_in_time_does_not_hold_a_stage_that_is_to_stop(
+    fragile: LocalCluster, client: MeshClient, signals: int, max_tokens: int
+) -> None:
+    streams = Streams(client, fresh_prompts(90 + signals, 1), max_tokens)
+    await streams.some_token()
+    stage = fragile.stages[1]
+    stage.signal(signal.SIGTERM)
+    await eventually(client.status, lambda s: s.state.startswith("stage 1 is to stop"))
+    if signals == 2:
+        stage.signal(signal.SIGTERM)
+    began = time.monotonic()
+    await asyncio.to_thread(stage.wait_stopped, 3 * DRAIN_S)
+    assert (time.monotonic() - began > DRAIN_S / 2) == (signals == 1)
+    stage.start()
+    assert (await streams.answers())[0].attempts == 2
 
 
 async def test_deadlines_hold_while_a_stage_is_away(fragile: LocalCluster, client: MeshClient) -> None:

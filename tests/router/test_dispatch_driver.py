@@ -37,7 +37,7 @@ class Driven:
         self.to_stage0: list[Any] = []
         self.driver = DispatchDriver(
             Dispatcher(limits=limits, planner=planner, block_tokens=B),
-            Sinks(self.to_directory.append, self.to_stage0.append),
+            Sinks(self.to_directory.append, self.to_stage0.append, lambda: None),
             Timeline(10),
         )
         self.driver.apply(router_ev.DirectoryChanged(ready=True))

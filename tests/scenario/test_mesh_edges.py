@@ -62,6 +62,22 @@ def test_a_stage_can_die_at_every_moment_from_the_start_on(stage: int) -> None:
     assert attempts == {1, 2}
 
 
+@pytest.mark.parametrize("stage", range(3))
+def test_a_stage_that_stops_at_any_moment_costs_no_request_an_attempt(stage: int) -> None:
+    for moment in range(0, 120, 3):
+        mesh = SimMesh(SMALL, seed=moment)
+        mesh.submit("a", prompt_of(26), output_tokens_max=4)
+        run_for(mesh, moment)
+        mesh.stop_stage(stage)
+        mesh.submit("b", prompt_of(22), output_tokens_max=2)
+        mesh.run()
+        mesh.check_nothing_left()
+        assert mesh.drains == 1
+        for name, prompt, outputs in (("a", prompt_of(26), 4), ("b", prompt_of(22), 2)):
+            assert tokens(answer(mesh, name)) == simulated_answer(prompt, outputs)
+            assert answer(mesh, name).attempts == 1
+
+
 @pytest.mark.parametrize("outputs", [1, 2, B, B + 1])
 @pytest.mark.parametrize("length", [1, B - 1, B, B + 1, 4 * B - 1, 4 * B, 4 * B + 1])
 def test_prompts_around_a_blocks_end_are_reused_but_for_the_last_token(length: int, outputs: int) -> None:

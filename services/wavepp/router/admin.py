@@ -72,6 +72,9 @@ class AdminServicer(prefill_pb2_grpc.AdminServiceServicer):
             missing = ", ".join(str(s) for s in keeper.missing)
             why = leadership.pipeline.etcd_error or keeper.reason
             return f"{keeper.phase.value}: " + (f"no stage {missing}" if missing else why)
+        if keeper.draining:
+            stages = ", ".join(str(s) for s in sorted(keeper.draining))
+            return f"stage {stages} is to stop: what runs goes on, new requests wait until it is back"
         if leadership.etcd_unavailable:
             return "degraded: etcd is unavailable; what runs goes on, new requests wait"
         if leadership.directory.reason:

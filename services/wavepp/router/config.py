@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from wavepp.core.waves.policy_factory import PolicyName
-from wavepp.infra.config import ProcessConfig
+from wavepp.infra.config import DrainingConfig
 
 
-class RouterConfig(ProcessConfig):
+class RouterConfig(DrainingConfig):
     """What `python -m wavepp.router` takes. What the model is, the stages say."""
 
     section: ClassVar[str] = "router"
@@ -62,12 +62,4 @@ class RouterConfig(ProcessConfig):
     readiness_stall_s: float = Field(
         30.0, ge=1, le=3600, description="Work present and no wave done for so long: not ready."
     )
-    drain_s: float = Field(
-        20.0, ge=0, le=3600, description="Time for what runs to end when the router is to stop; then it is cut off."
-    )
     timeline_waves_max: int = Field(4096, ge=1, le=1_000_000, description="Waves kept for `wavepp trace`.")
-
-    @property
-    def stop_grace_s(self) -> float:
-        """With what a drain may take."""
-        return super().stop_grace_s + self.drain_s

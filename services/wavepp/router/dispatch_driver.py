@@ -34,6 +34,7 @@ class Sinks:
 
     directory: Callable[[directory_pb2.AdmissionCommand], None]
     stage0: Callable[[stage_pb2.ControlCommand], None]
+    drained: Callable[[], None]
 
 
 class DispatchDriver:
@@ -129,6 +130,8 @@ class DispatchDriver:
                 now_ns = time.time_ns()
                 self.timeline.issued(instruction.wave, instruction.epoch, instruction.chunks, now_ns)
                 self._sinks.stage0(control.encode_wave(instruction, now_ns))
+            case router_ev.Drained():
+                self._sinks.drained()
             case router_ev.EmitToken():
                 call = self._calls.get(instruction.request)
                 if call is not None:

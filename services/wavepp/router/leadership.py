@@ -187,7 +187,7 @@ class Leadership:
             attempts_max=config.attempts_max,
         )
         dispatcher = Dispatcher(limits=limits, planner=planner, block_tokens=first.block_tokens)
-        sinks = Sinks(directory=self.directory.send, stage0=self._to_stage0)
+        sinks = Sinks(directory=self.directory.send, stage0=self._to_stage0, drained=self._drained)
         return DispatchDriver(dispatcher, sinks, Timeline(config.timeline_waves_max))
 
     # ---- leading ----
@@ -229,6 +229,7 @@ class Leadership:
             self.pipeline.close()
             self.pipeline = None
             self._apply(router_ev.PipelineBroken("this router does not lead any more"))
+            self._apply(router_ev.StagesDraining(0))  # who drains says so to whoever leads next
         self._fence = None
         if self.driver is not None:
             # They wait at the door for whoever leads next, and not for ever.
@@ -269,6 +270,10 @@ class Leadership:
     def _to_stage0(self, command: stage_pb2.ControlCommand) -> None:
         if self.pipeline is not None:
             self.pipeline.send_to_stage0(command)
+
+    def _drained(self) -> None:
+        if self.pipeline is not None:
+            self.pipeline.drained()
 
     def _epoch_ready(self, epoch: PipelineEpoch) -> None:
         self.directory.send(admission.encode_command(EpochMoved(epoch)))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from wavepp.codec.control import decode_room_report, decode_step_done, decode_wave_done, encode_announce
+from wavepp.codec.control import DRAINED, decode_room_report, decode_step_done, decode_wave_done, encode_announce
 from wavepp.core.errors import InvariantError
 from wavepp.core.ids import PipelineEpoch, StageIndex
 from wavepp.core.router import epochs as ep
@@ -145,6 +145,11 @@ class Pipeline:
         if control is not None:
             control.send(command)
 
+    def drained(self) -> None:
+        """Nothing runs: stages that wait for that may go."""
+        for stage in self.keeper.draining:
+            self._controls[stage].send(DRAINED)
+
     def _report(self, stage: StageIndex, event: stage_pb2.ControlEvent) -> None:
         match event.WhichOneof("event"):
             case "step":
@@ -172,6 +177,11 @@ class Pipeline:
                     self._raising = self._tasks.spawn(self._raise(instruction.tries), "raise-epoch")
                 case ep.Announce():
                     self._announce(instruction)
+                case ep.Draining(stages=stages):
+                    if stages:
+                        names = ", ".join(str(s) for s in sorted(stages))
+                        _log.info("stage %s is to stop: what runs goes on, nobody is admitted until it is back", names)
+                    self._apply(router_ev.StagesDraining(len(stages)))
                 case ep.Broken():
                     _log.warning("pipeline broke: %s", instruction.reason, extra={"epoch": self.keeper.epoch})
                     self._apply(router_ev.PipelineBroken(instruction.reason))

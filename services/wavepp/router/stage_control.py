@@ -76,6 +76,8 @@ class StageControl:
                 self._on_epoch_event(control.decode_ack(self.stage, event.epoch))
             case "link_lost":
                 self._on_epoch_event(control.decode_link_lost(self.stage, event.link_lost))
+            case "draining":
+                self._on_epoch_event(ep.StageDraining(self.stage))
             case _:
                 self._on_report(self.stage, event)
 

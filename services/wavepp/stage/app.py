@@ -147,8 +147,13 @@ async def _serve(
         facts.compute or facts.dtype,
         metrics_port,
     )
-    await stop.wait()
-    await leave()
+    try:
+        await stop.wait()
+        await server.set_serving(False)
+        if not tasks.failed:
+            await worker.drain(config.drain_s)
+    finally:
+        await leave()
 
 
 def plan_stage(config: StageConfig) -> ModelPlan:

@@ -8,11 +8,11 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from wavepp.core.limits import STAGES_MAX
-from wavepp.infra.config import ProcessConfig
+from wavepp.infra.config import DrainingConfig
 from wavepp.infra.config_fields import WILDCARD_HOSTS
 
 
-class StageConfig(ProcessConfig):
+class StageConfig(DrainingConfig):
     """What `python -m wavepp.stage` takes."""
 
     section: ClassVar[str] = "stage"

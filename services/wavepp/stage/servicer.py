@@ -111,8 +111,11 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             elif self._worker.control is outbox:
                 self._control(command)
 
-        async for event in serve_stream(request_iterator, outbox, receive):
-            yield event
+        try:
+            async for event in serve_stream(request_iterator, outbox, receive):
+                yield event
+        finally:
+            self._worker.router_gone(outbox)
 
     def _control_hello(self, command: stage_pb2.ControlCommand, outbox: Outbox[stage_pb2.ControlEvent]) -> None:
         hello, worker = command.hello, self._worker
@@ -132,10 +135,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         if hello.step_tokens:
             worker.executor.bound.observe(hello.step_tokens, hello.step_ms)
         self._router_token = hello.router_token
-        worker.control.close()
-        worker.control = outbox
-        ack = stage_pb2.ControlHelloAck(incarnation=worker.incarnation)
-        outbox.put(stage_pb2.ControlEvent(hello=ack))
+        worker.router_connected(outbox)
 
     def _control(self, command: stage_pb2.ControlCommand) -> None:
         match command.WhichOneof("command"):
@@ -143,6 +143,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                 self._worker.set_epoch(control.decode_announce(self._worker.stage, command.epoch))
             case "wave":
                 self._worker.wave_from_router(command.wave)
+            case "drained":
+                self._worker.drained()
             case other:
                 raise PeerProtocolError(f"unexpected command {other!r} on the control stream")
 

@@ -6,6 +6,7 @@ decided is on its way before the next event is looked at.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import Final
@@ -52,6 +53,8 @@ class StageWorker:
         self.rounds: Outbox[stage_pb2.RoundsEvent] = Outbox()
         self.control.close()
         self.rounds.close()
+        self._draining = False
+        self._drained = asyncio.Event()
         pins = pins_limit(config.blocks, config.block_tokens, config.stages, config.wave_tokens_max)
         shape = CacheShape(facts.block_tokens, facts.alignment_tokens, facts.recurrent, PoolSizes(config.blocks), pins)
         self.sequencer = Sequencer(
@@ -93,6 +96,39 @@ class StageWorker:
         self.control.close()
         self.rounds.close()
         self.neighbours.identify(Incarnation(""))
+
+    # ---- the end ----
+
+    async def drain(self, limit_s: float) -> None:
+        """Say that this stage is to stop, and return when nothing runs, no router is connected, or the time is over."""
+        if self.control.closed:
+            return
+        self._draining = True
+        self.control.put(control.DRAINING)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._drained.wait()
+        except TimeoutError:
+            held = len(self.sequencer.grants)
+            _log.warning("%d grants did not end within %g s: they are computed again", held, limit_s)
+
+    def drained(self) -> None:
+        """The router says that nothing runs."""
+        if self._draining:
+            self._drained.set()
+
+    def router_connected(self, outbox: Outbox[stage_pb2.ControlEvent]) -> None:
+        """A router greets; whoever did before is deposed."""
+        self.control.close()
+        self.control = outbox
+        self.control.put(control.encode_hello(self.incarnation))
+        if self._draining:
+            self.control.put(control.DRAINING)
+
+    def router_gone(self, outbox: Outbox[stage_pb2.ControlEvent]) -> None:
+        """A router's stream has ended. Without a router nothing runs."""
+        if self.control is outbox:
+            self.drained()
 
     # ---- events ----
 

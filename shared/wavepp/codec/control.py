@@ -8,7 +8,7 @@ from wavepp.codec.frames import WavePayload
 from wavepp.codec.types import decode_grants, decode_room, decode_step, encode_room, encode_step
 from wavepp.core.cache.types import Room
 from wavepp.core.errors import PeerProtocolError
-from wavepp.core.ids import GrantId, PipelineEpoch, StageIndex, WaveId
+from wavepp.core.ids import GrantId, Incarnation, PipelineEpoch, StageIndex, WaveId
 from wavepp.core.limits import CHUNK_KEYS_MAX, KEY_BYTES, TOKEN_BYTES, WAVE_REQUESTS_MAX
 from wavepp.core.router import epochs as ep
 from wavepp.core.router import events as router_ev
@@ -18,6 +18,9 @@ from wavepp.core.wire.types import FrameChunk
 from wavepp.v1 import stage_pb2, types_pb2
 
 LINK_LOST_CHARS_MAX: Final = 500
+
+DRAINED: Final = stage_pb2.ControlCommand(drained=stage_pb2.Drained())
+DRAINING: Final = stage_pb2.ControlEvent(draining=stage_pb2.Draining())
 
 # ---- router -> stage ----
 
@@ -85,6 +88,11 @@ def decode_wave(message: stage_pb2.Wave, arrived_ns: int) -> stage_ev.WaveArrive
 
 
 # ---- stage -> router ----
+
+
+def encode_hello(incarnation: Incarnation) -> stage_pb2.ControlEvent:
+    """The answer to a router's hello."""
+    return stage_pb2.ControlEvent(hello=stage_pb2.ControlHelloAck(incarnation=incarnation))
 
 
 def encode_ack(ack: stage_ev.AckEpoch) -> stage_pb2.ControlEvent:

@@ -81,6 +81,19 @@ class ProcessConfig(CommonFields, Config):
         return STOP_GRACE_S
 
 
+class DrainingConfig(ProcessConfig):
+    """Base of the configuration of services that let what runs end before they stop."""
+
+    drain_s: float = Field(
+        20.0, ge=0, le=3600, description="Time for what runs to end when the process is to stop; then it is cut off."
+    )
+
+    @property
+    def stop_grace_s(self) -> float:
+        """With what a drain may take."""
+        return super().stop_grace_s + self.drain_s
+
+
 def load(config_class: type[C], argv: Sequence[str], *, name: str = "wavepp") -> C:
     """The configuration of this process, or its end: one log entry on stderr and exit code 2 for a bad value.
 

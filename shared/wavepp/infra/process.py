@@ -89,6 +89,7 @@ async def _supervise(main: Main, name: str, stop_grace_s: float) -> int:
         if isinstance(error, WaveppError):
             faults.append(error)
             stop.set()
+            task.cancel()  # what it would let end in order cannot be trusted
 
     loop.set_exception_handler(on_callback_error)
     task = asyncio.ensure_future(main(stop))

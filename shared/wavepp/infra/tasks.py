@@ -28,6 +28,11 @@ class TaskOwner:
         self._failure: tuple[str, BaseException | None] | None = None
         self._closing = False
 
+    @property
+    def failed(self) -> bool:
+        """Whether a task has failed: what it kept up to date cannot be trusted any more."""
+        return self._failure is not None
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -51,6 +51,8 @@ class SimMesh:
         self._model = model or FingerprintModel(config.block_tokens)
         self.deaths = 0
         """Stages that died of a request."""
+        self.drains = 0
+        """Stages that stopped after all had ended."""
         self.rounds_broken = 0
         """Rounds streams that broke of a request."""
         self._etcd = SimEtcd()
@@ -192,6 +194,10 @@ class SimMesh:
         self._stages.register(stage, down_ms)
         self._directory.connect_rounds(stage, down_ms)
 
+    def stop_stage(self, index: int) -> None:
+        """The process is to stop: it lets what runs end, then a new one takes its place."""
+        self._stages.drain(StageIndex(index))
+
     def cut_link(self, index: int) -> None:
         """The link from stage `index` to the next breaks; what was on it is lost."""
         self.delivery.cut(f"link:{index}")
@@ -262,6 +268,13 @@ class SimMesh:
         """What the stage was asked broke its stream."""
         self.rounds_broken += 1
         self.cut_rounds(index)
+
+    def drained(self, index: int) -> None:
+        """A stage that is to stop hears that nothing runs, and is gone."""
+        if self.dispatcher.running:
+            raise InvariantError(f"stage {index} was told that nothing runs, but {self.dispatcher.running} requests do")
+        self.drains += 1
+        self.kill_stage(index)
 
     def died(self, index: int) -> None:
         """A stage died of what it ran."""

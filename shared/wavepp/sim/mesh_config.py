@@ -100,6 +100,9 @@ class Peers(Protocol):
     def rounds_broke(self, index: int) -> None:
         """The rounds stream to a stage broke."""
 
+    def drained(self, index: int) -> None:
+        """A stage that is to stop hears that nothing runs."""
+
     def died(self, index: int) -> None:
         """A stage's process is gone."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from wavepp.core.directory import events as directory_ev
 from wavepp.core.errors import InvariantError
-from wavepp.core.ids import PipelineEpoch, RequestId
+from wavepp.core.ids import PipelineEpoch, RequestId, StageIndex
 from wavepp.core.router import epochs as ep
 from wavepp.core.router import events as router_ev
 from wavepp.core.router.dispatcher import Dispatcher, DispatchLimits
@@ -109,6 +109,9 @@ class SimRouter:
                 send("admit", lambda: admit(directory_ev.GrantsEnded(grants)))
             case router_ev.IssueWave():
                 self._issue(instruction)
+            case router_ev.Drained():
+                for stage in self.keeper.draining:
+                    self._tell_drained(stage)
             case router_ev.EmitToken():
                 self._emit(instruction)
             case router_ev.Finish(outcome=outcome):
@@ -120,6 +123,9 @@ class SimRouter:
                 self.on_failed(failure)
             case router_ev.RetryAfter(delay_ms=delay_ms):
                 send("timer", lambda: self._peers.dispatch(router_ev.RetryDue()), delay_ms)
+
+    def _tell_drained(self, stage: StageIndex) -> None:
+        self._delivery.send(f"control:{stage}", lambda: self._peers.drained(stage))
 
     def _emit(self, emitted: router_ev.EmitToken) -> None:
         tokens = self.streamed.setdefault(emitted.request, [])
@@ -146,6 +152,8 @@ class SimRouter:
             match instruction:
                 case ep.RaiseEpoch():
                     self._delivery.send("epoch", self._raised)
+                case ep.Draining(stages=stages):
+                    self.dispatch(router_ev.StagesDraining(len(stages)))
                 case ep.Broken(reason=reason):
                     self.dispatch(router_ev.PipelineBroken(reason))
                 case ep.Ready(epoch=epoch, died=died):

@@ -27,6 +27,8 @@ class StageProcess:
     executor: Executor
     next_incarnation: str = ""
     """Whom the link to the next stage leads to; empty while there is none."""
+    draining: bool = False
+    """It is to stop, and waits until nothing runs."""
     dead: bool = False
     """It died of what it ran: its executor says nothing more."""
 
@@ -71,9 +73,16 @@ class SimStages:
 
     def register(self, index: StageIndex, after_ms: float = 0.0) -> None:
         """The router finds the process, `after_ms` from now at the earliest."""
-        incarnation = self.processes[index].incarnation
-        up = ep.StageUp(index, incarnation, f"link-{incarnation}")
+        process = self.processes[index]
+        up = ep.StageUp(index, process.incarnation, f"link-{process.incarnation}")
         self._delivery.send(f"events:{index}", lambda: self._peers.keep(up), after_ms)
+        if process.draining:
+            self.drain(index)
+
+    def drain(self, index: StageIndex) -> None:
+        """The process is to stop: it tells the router, and waits."""
+        self.processes[index].draining = True
+        self._delivery.send(f"events:{index}", lambda: self._peers.keep(ep.StageDraining(index)))
 
     def link_lost(self, index: int) -> None:
         """A neighbour of this stage is gone: it will tell the router."""

@@ -617,24 +617,28 @@ class ControlCommand(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     WAVE_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___ControlHello: ...
     @_builtins.property
     def epoch(self) -> Global___SetEpoch: ...
     @_builtins.property
     def wave(self) -> Global___Wave: ...
+    @_builtins.property
+    def drained(self) -> Global___Drained: ...
     def __init__(
         self,
         *,
         hello: Global___ControlHello | None = ...,
         epoch: Global___SetEpoch | None = ...,
         wave: Global___Wave | None = ...,
+        drained: Global___Drained | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "epoch", b"epoch", "hello", b"hello", "wave", b"wave"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "drained", b"drained", "epoch", b"epoch", "hello", b"hello", "wave", b"wave"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "epoch", b"epoch", "hello", b"hello", "wave", b"wave"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "drained", b"drained", "epoch", b"epoch", "hello", b"hello", "wave", b"wave"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["hello", "epoch", "wave"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["hello", "epoch", "wave", "drained"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -721,6 +725,23 @@ class SetEpoch(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetEpoch: _TypeAlias = SetEpoch  # noqa: Y015
+
+@_typing.final
+class Drained(_message.Message):
+    """To a stage that said Draining: nothing runs or is asked for any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drained: _TypeAlias = Drained  # noqa: Y015
 
 @_typing.final
 class Wave(_message.Message):
@@ -810,6 +831,7 @@ class ControlEvent(_message.Message):
     WAVE_FIELD_NUMBER: _builtins.int
     LINK_LOST_FIELD_NUMBER: _builtins.int
     ROOM_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___ControlHelloAck: ...
     @_builtins.property
@@ -822,6 +844,8 @@ class ControlEvent(_message.Message):
     def link_lost(self) -> Global___LinkLost: ...
     @_builtins.property
     def room(self) -> _types_pb2.Room: ...
+    @_builtins.property
+    def draining(self) -> Global___Draining: ...
     def __init__(
         self,
         *,
@@ -831,12 +855,13 @@ class ControlEvent(_message.Message):
         wave: Global___WaveDone | None = ...,
         link_lost: Global___LinkLost | None = ...,
         room: _types_pb2.Room | None = ...,
+        draining: Global___Draining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "event", b"event", "hello", b"hello", "link_lost", b"link_lost", "room", b"room", "step", b"step", "wave", b"wave"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "epoch", b"epoch", "event", b"event", "hello", b"hello", "link_lost", b"link_lost", "room", b"room", "step", b"step", "wave", b"wave"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "event", b"event", "hello", b"hello", "link_lost", b"link_lost", "room", b"room", "step", b"step", "wave", b"wave"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "epoch", b"epoch", "event", b"event", "hello", b"hello", "link_lost", b"link_lost", "room", b"room", "step", b"step", "wave", b"wave"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["hello", "epoch", "step", "wave", "link_lost", "room"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["hello", "epoch", "step", "wave", "link_lost", "room", "draining"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -997,6 +1022,23 @@ class FailedGrant(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FailedGrant: _TypeAlias = FailedGrant  # noqa: Y015
+
+@_typing.final
+class Draining(_message.Message):
+    """The stage is to stop: it waits for what runs, and nothing new may begin. Said anew to each router that connects."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Draining: _TypeAlias = Draining  # noqa: Y015
 
 @_typing.final
 class LinkLost(_message.Message):

@@ -366,6 +366,32 @@ def test_while_the_pipeline_is_broken_nothing_is_asked_or_issued() -> None:
     assert [type(i) for i in router.stop("a")] == [router_ev.Fail]
 
 
+def test_while_a_stage_drains_what_runs_ends_and_nobody_is_asked_for() -> None:
+    router = Router()
+    router.run("a")
+    router.submit("b")
+    asked = router.asked
+    assert not only(router_ev.Drained, router.tell(router_ev.StagesDraining(1)))
+    router.decide(Granted(0, NO_REUSE))
+    assert not only(router_ev.Drained, router.said), "b was asked for before, and runs"
+    router.submit("c")
+    first, second = only(router_ev.IssueWave, router.said)
+    router.wave_done(5, wave=first)
+    router.wave_done(5, wave=second)
+    assert router.dispatcher.requests_done == 2
+    assert router.asked is asked
+    assert not only(router_ev.Drained, router.said), "their ends are under way"
+    router.wave_done()
+    assert not only(router_ev.Drained, router.said), "b's end is under way"
+    assert only(router_ev.Drained, router.wave_done()) == [router_ev.Drained()]
+    assert not only(router_ev.Drained, router.submit("d")), "it was told"
+    assert only(router_ev.Drained, router.tell(router_ev.StagesDraining(2))), "another one was not"
+    assert not only(router_ev.SendAdmit, router.tell(router_ev.PipelineBroken("stage 1 has stopped")))
+    assert not only(router_ev.SendAdmit, router.tell(router_ev.StagesDraining(0))), "the pipeline is not ready"
+    router.tell(router_ev.PipelineReady(PipelineEpoch(2)))
+    assert [a.context for a in router.asked.attempts] == ["c", "d"]
+
+
 def test_a_wait_for_room_does_not_outlive_the_epoch() -> None:
     router = Router()
     router.submit("a")

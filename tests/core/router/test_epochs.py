@@ -15,6 +15,7 @@ from wavepp.core.router.epochs import (
     Acked,
     Announce,
     Broken,
+    Draining,
     EpochEvent,
     EpochKeeper,
     EpochPhase,
@@ -24,6 +25,7 @@ from wavepp.core.router.epochs import (
     RaiseEpoch,
     Ready,
     StageDown,
+    StageDraining,
     StageUp,
     Stalled,
 )
@@ -73,7 +75,9 @@ def test_whatever_breaks_is_foreseen_in_every_phase() -> None:
     assert {phase for phase, event in TRANSITIONS if event is EpochEvent.BROKEN} == set(EpochPhase)
 
 
-@given(st.lists(st.sampled_from(["up", "down", "link", "stalled", "raised", "acked"]), max_size=30), st.data())
+@given(
+    st.lists(st.sampled_from(["up", "down", "drains", "link", "stalled", "raised", "acked"]), max_size=30), st.data()
+)
 def test_nothing_that_comes_in_any_order_is_impossible_while_one_epoch_is_raised_at_a_time(
     names: list[str], data: st.DataObject
 ) -> None:
@@ -86,6 +90,8 @@ def test_nothing_that_comes_in_any_order_is_impossible_while_one_epoch_is_raised
                 event = up(stage)
             case "down":
                 event = down(stage)
+            case "drains":
+                event = StageDraining(StageIndex(stage))
             case "link":
                 event = LinkBroken(StageIndex(stage), epoch, "cut")
             case "stalled":
@@ -97,6 +103,7 @@ def test_nothing_that_comes_in_any_order_is_impossible_while_one_epoch_is_raised
         raises += sum(isinstance(i, RaiseEpoch) for i in keeper.handle(event))
         assert raises == (keeper.phase in (EpochPhase.RAISING, EpochPhase.RAISING_AGAIN))
         assert not (keeper.missing and keeper.phase in (EpochPhase.RAISING, EpochPhase.ANNOUNCED, EpochPhase.READY))
+        assert not keeper.draining & set(keeper.missing)
 
 
 def test_the_epoch_is_raised_when_the_last_stage_is_up() -> None:
@@ -163,6 +170,27 @@ def test_it_says_which_stages_are_other_processes_than_when_the_pipeline_last_wo
     announced = [a for a in keeper.handle(raised(5)) if isinstance(a, Announce)]
     assert [a.report_steps for a in announced] == [False] * 3
     assert [keeper.handle(acked(stage, 5)) for stage in range(3)][-1] == [Ready(PipelineEpoch(5))]
+
+
+def test_a_stage_that_drained_before_it_went_did_not_die() -> None:
+    keeper = serving()
+    assert keeper.handle(StageDraining(StageIndex(1))) == [Draining(frozenset({StageIndex(1)}))]
+    assert keeper.handle(StageDraining(StageIndex(1))) == [], "again"
+    assert keeper.phase is EpochPhase.READY
+    assert keeper.handle(down(1)) == [Broken("stage 1: it has stopped"), Draining(frozenset())]
+    keeper.handle(up(1, "second"))
+    announced = [a for a in keeper.handle(raised(2)) if isinstance(a, Announce)]
+    assert [a.report_steps for a in announced] == [False] * 2
+    assert [keeper.handle(acked(stage, 2)) for stage in range(2)][-1] == [Ready(PipelineEpoch(2))]
+
+
+def test_a_stage_that_connects_drains_only_if_it_says_so_anew() -> None:
+    keeper = serving()
+    keeper.handle(StageDraining(StageIndex(0)))
+    assert Draining(frozenset()) in keeper.handle(up(0))
+    assert keeper.handle(StageDraining(StageIndex(0))) == [Draining(frozenset({StageIndex(0)}))]
+    keeper.handle(down(1))
+    assert keeper.handle(StageDraining(StageIndex(1))) == [], "it is gone already"
 
 
 def test_a_stage_that_went_is_waited_for() -> None:

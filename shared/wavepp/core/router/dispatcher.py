@@ -18,6 +18,7 @@ from wavepp.core.router.admission_queue import AdmissionQueue
 from wavepp.core.router.events import (
     Decided,
     DirectoryChanged,
+    Drained,
     EmitToken,
     Event,
     Fail,
@@ -34,6 +35,7 @@ from wavepp.core.router.events import (
     SendCancel,
     SendComputed,
     SendEnded,
+    StagesDraining,
     StepDone,
     Stop,
     Submit,
@@ -107,6 +109,8 @@ class Dispatcher:
         self._ending: set[GrantId] = set()
         self._ready = False
         self._directory_ready = False
+        self._draining = 0
+        self._drained_told = False
         self._retry_pending = False
         self._arrivals = 0
         self._grants_made = 0
@@ -195,6 +199,8 @@ class Dispatcher:
                     self._waves.step_done(event.stage, event.wave)
             case WaveDone():
                 self._wave_done(event, now_ms, out)
+            case StagesDraining():
+                self._draining, self._drained_told = event.stages, False
             case PipelineBroken():
                 self._broken(event.reason, out)
             case PipelineReady():
@@ -206,6 +212,7 @@ class Dispatcher:
         self._admit(now_ms, out)
         self._retry_later(out)
         self._issue(out)
+        self._tell_drained(out)
         return out
 
     def _submit(self, new: NewRequest, now_ms: float) -> None:
@@ -249,7 +256,7 @@ class Dispatcher:
     # ---- admission ----
 
     def _admit(self, now_ms: float, out: list[Instruction]) -> None:
-        if not (self._ready and self._directory_ready):
+        if not (self._ready and self._directory_ready) or self._draining:
             return
         if self._unanswered is not None or len(self._batches) >= BATCHES_MAX:
             return
@@ -456,6 +463,14 @@ class Dispatcher:
         self._requests.pop(record.request, None)
         self.requests_done += 1
         out.append(Finish(record.outcome(reason)))
+
+    def _tell_drained(self, out: list[Instruction]) -> None:
+        """A stage that drains may go once nothing runs; should it go before, what runs is only computed again."""
+        if not self._draining or self._drained_told:
+            return
+        if not (self._by_grant or self._batches or self._ending or self._waves):
+            self._drained_told = True
+            out.append(Drained())
 
     # ---- when something broke ----
 

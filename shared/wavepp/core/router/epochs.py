@@ -34,6 +34,13 @@ class StageDown:
 
 
 @dataclass(frozen=True, slots=True)
+class StageDraining:
+    """A stage is to stop, and waits until nothing runs. That it is gone then is no death."""
+
+    stage: StageIndex
+
+
+@dataclass(frozen=True, slots=True)
 class LinkBroken:
     """A stage says that a link of this epoch broke."""
 
@@ -65,7 +72,7 @@ class Stalled:
     reason: str
 
 
-Event = StageUp | StageDown | LinkBroken | Raised | Acked | Stalled
+Event = StageUp | StageDown | StageDraining | LinkBroken | Raised | Acked | Stalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,13 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
+class Draining:
+    """These stages are to stop, and are still there: nothing new may begin. Given whenever that changes."""
+
+    stages: frozenset[StageIndex]
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """What was sent before does not count any more."""
 
@@ -99,14 +113,14 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Every stage holds the epoch. `died`: stages that are another process than when the pipeline last worked; where
-    there are any, all stages report their steps in this epoch."""
+    """Every stage holds the epoch. `died`: stages that are another process than when the pipeline last worked, and did
+    not drain; where there are any, all stages report their steps in this epoch."""
 
     epoch: PipelineEpoch
     died: frozenset[StageIndex] = frozenset()
 
 
-Instruction = RaiseEpoch | Announce | Broken | Ready
+Instruction = RaiseEpoch | Announce | Draining | Broken | Ready
 
 
 class EpochPhase(Enum):
@@ -154,6 +168,7 @@ class EpochKeeper:
         self._stages = stages
         self._up: dict[StageIndex, StageUp] = {}
         self._served: dict[StageIndex, Incarnation] = {}
+        self._draining: set[StageIndex] = set()
         self._waiting_for: set[StageIndex] = set()
         self._tries = 0
         self._story: deque[str] = deque(maxlen=STORY_EVENTS_MAX)
@@ -168,17 +183,26 @@ class EpochKeeper:
         """Stages that have not acknowledged the epoch."""
         return frozenset(self._waiting_for)
 
+    @property
+    def draining(self) -> frozenset[StageIndex]:
+        """Stages that are to stop, and are still there."""
+        return frozenset(self._draining)
+
     def handle(self, event: Event) -> list[Instruction]:
         """Apply one event. Raises TransitionError for an epoch that nobody asked for, or that is not higher."""
         match event:
             case StageUp():
                 self._up[event.stage] = event
-                return self._restart(f"stage {event.stage} connected")
+                return [*self._restart(f"stage {event.stage} connected"), *self._drains(event.stage, False)]
             case StageDown():
                 if event.stage not in self._up:
                     return []
                 del self._up[event.stage]
-                return self._restart(f"stage {event.stage}: {event.reason}")
+                reason = "it has stopped" if event.stage in self._draining else event.reason
+                return [*self._restart(f"stage {event.stage}: {reason}"), *self._drains(event.stage, False)]
+            case StageDraining():
+                self._served.pop(event.stage, None)
+                return self._drains(event.stage, event.stage in self._up)
             case LinkBroken() | Stalled():
                 if event.epoch != self.epoch or not self._announced:
                     return []
@@ -207,6 +231,12 @@ class EpochKeeper:
         broken = [Broken(reason)] if self._announced else []
         self.apply(EpochEvent.BROKEN)
         return [*broken, *self._raise()]
+
+    def _drains(self, stage: StageIndex, drains: bool) -> list[Instruction]:
+        if drains == (stage in self._draining):
+            return []
+        self._draining ^= {stage}
+        return [Draining(self.draining)]
 
     def _raise(self) -> list[Instruction]:
         self._waiting_for.clear()
@@ -251,5 +281,5 @@ class EpochKeeper:
 
     @property
     def _died(self) -> frozenset[StageIndex]:
-        """Stages that are another process than when the pipeline last worked; all are up."""
+        """Stages that are another process than when the pipeline last worked, and did not drain; all are up."""
         return frozenset(s for s, before in self._served.items() if self._up[s].incarnation != before)

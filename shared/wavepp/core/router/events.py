@@ -80,6 +80,13 @@ class WaveDone:
 
 
 @dataclass(frozen=True, slots=True)
+class StagesDraining:
+    """How many stages are to stop and are still there. Nobody is admitted while there are any."""
+
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineBroken:
     """Something broke: nothing that was sent before counts any more."""
 
@@ -104,6 +111,7 @@ Event = (
     | RoomChanged
     | StepDone
     | WaveDone
+    | StagesDraining
     | PipelineBroken
     | PipelineReady
 )
@@ -162,6 +170,11 @@ class IssueWave:
 
 
 @dataclass(frozen=True, slots=True)
+class Drained:
+    """To the stages that drain: nothing runs, and nothing is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class EmitToken:
     """To the client, if it streams."""
 
@@ -191,4 +204,6 @@ class RetryAfter:
     delay_ms: int
 
 
-Instruction = SendAdmit | SendCancel | SendComputed | SendEnded | IssueWave | EmitToken | Finish | Fail | RetryAfter
+Instruction = (
+    SendAdmit | SendCancel | SendComputed | SendEnded | IssueWave | Drained | EmitToken | Finish | Fail | RetryAfter
+)
