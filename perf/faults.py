@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from perf.clusters import HOME, READY_TIMEOUT_S, emulated, model_info, model_path, parser, status
@@ -31,13 +31,16 @@ from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
 from wavepp.cli.local.processes import ManagedProcess
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.keys import PipelineKeys
+from wavepp.infra.etcd.messages import message
 from wavepp.infra.leader import Leader
-from wavepp.infra.rpc import CHANNEL_OPTIONS
+from wavepp.infra.rpc import CHANNEL_OPTIONS, open_channel
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
 
 STAGES: Final = 3
 LEASE_TTL_S: Final = 10
 PAUSE_S: Final = 40.0
+FULL_S: Final = 30.0
+ALARM_TIMEOUT_S: Final = 5.0
 PROMPT_TOKENS: Final = 256
 OUTPUT_TOKENS: Final = 4
 REQUEST_TIMEOUT_S: Final = 120.0
@@ -182,8 +185,35 @@ async def pause(mesh: Mesh, victim: ManagedProcess | None) -> float:
     return began if replaced else time.monotonic()
 
 
-Fault = Callable[[Mesh, ManagedProcess | None], Awaitable[float]]
-FAULTS: Final[dict[str, Fault]] = {"kill -9": kill, "SIGTERM": stop, "SIGSTOP 40 s": pause}
+async def fill(mesh: Mesh, _etcd: None) -> float:
+    """etcd says for 30 s that it has no space left: it takes no writes until an operator disarms that alarm."""
+    async with open_channel(mesh.cluster.etcd_endpoints) as channel:
+        await set_alarm(channel, "ACTIVATE")
+        await asyncio.sleep(FULL_S)
+        await set_alarm(channel, "DEACTIVATE")
+    return time.monotonic()
+
+
+async def set_alarm(channel: grpc.aio.Channel, action: str) -> None:
+    """Arm or disarm etcd's alarm for space."""
+    request, response = message("AlarmRequest"), message("AlarmResponse")
+    call = channel.unary_unary(
+        "/etcdserverpb.Maintenance/Alarm",
+        request_serializer=request.SerializeToString,
+        response_deserializer=response.FromString,
+    )
+    await call(request(action=action, alarm="NOSPACE"), timeout=ALARM_TIMEOUT_S)
+
+
+Fault = Callable[[Mesh, Any], Awaitable[float]]
+KINDS: Final = ("router", "directory", "stage", "etcd")
+FAULTS: Final[dict[str, tuple[Fault, tuple[str, ...]]]] = {
+    "kill -9": (kill, KINDS),
+    "SIGTERM": (stop, KINDS),
+    "SIGSTOP 40 s": (pause, KINDS),
+    "NOSPACE 30 s": (fill, ("etcd",)),
+}
+"""What can be done, and to whom."""
 
 
 async def measure(mesh: Mesh, traffic: Traffic, name: str, kind: str) -> Noticed:
@@ -193,7 +223,7 @@ async def measure(mesh: Mesh, traffic: Traffic, name: str, kind: str) -> Noticed
     flow = asyncio.create_task(traffic.flow())
     await asyncio.sleep(BEFORE_S)
     began = time.monotonic()
-    since = await FAULTS[name](mesh, await mesh.victim(kind))
+    since = await FAULTS[name][0](mesh, await mesh.victim(kind))
     again_s = await served_again(traffic, began, since)
     gap_s = traffic.gap_s(began)
     await asyncio.sleep(SETTLED_S)
@@ -276,7 +306,7 @@ async def run(arguments: argparse.Namespace) -> list[Noticed]:
     with tempfile.TemporaryDirectory(prefix="perf-", dir=HOME) as directory:
         async with running(arguments, Path(directory)) as (mesh, traffic):
             for name in arguments.faults:
-                for kind in arguments.kinds:
+                for kind in (kind for kind in FAULTS[name][1] if kind in arguments.kinds):
                     noticed = await measure(mesh, traffic, name, kind)
                     print(table(HEAD, [noticed.row()]).splitlines()[-1], *noticed.reasons, sep="\n    ", flush=True)
                     found.append(noticed)
@@ -291,9 +321,7 @@ def main() -> None:
     made.add_argument("--real", action="store_true", help="the real model instead of emulated stages")
     made.add_argument("--model", type=Path, help="checkpoint directory; SmolLM2-135M is fetched if absent")
     made.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS))
-    made.add_argument(
-        "--kinds", nargs="+", default=["router", "directory", "stage", "etcd"], help="router, directory, stage, etcd"
-    )
+    made.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     arguments = made.parse_args()
     if arguments.quick:
         arguments.faults, arguments.kinds = ["kill -9"], ["directory"]

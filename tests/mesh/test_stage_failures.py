@@ -158,7 +158,7 @@ async def test_a_stage_killed_with_six_waves_in_flight(fragile: LocalCluster, cl
         assert chunks[-1].start + chunks[-1].length >= PROMPT_TOKENS
 
 
-@pytest.mark.parametrize("victim", [0, STAGES - 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.long), STAGES - 1])
 async def test_a_stage_that_is_to_stop_lets_what_runs_end(
     fragile: LocalCluster, client: MeshClient, victim: int
 ) -> None:
