@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +24,9 @@ from deployment_support import (
     module_of,
     seconds,
 )
+from wavepp.cli.mesh import probe
 from wavepp.infra.config import ENV_PREFIX
+from wavepp.infra.rpc import RpcServer
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 # Of the command, not of a process: see wavepp.cli.mesh.address.
@@ -90,7 +97,41 @@ def test_the_image_probes_and_exposes_the_ports_that_it_sets() -> None:
     (exposed,) = re.findall(r"^EXPOSE (.*)$", DOCKERFILE, re.MULTILINE)
     assert exposed.split() == ports
     assert env["WAVEPP_ADDRESS"] == f"127.0.0.1:{ports[0]}"
-    assert f'CMD ["wavepp", "health", "127.0.0.1:{ports[0]}"]' in DOCKERFILE
+
+
+PROBE = re.search(
+    r"^HEALTHCHECK --interval=(?P<interval>\S+) --timeout=(?P<timeout>\S+) .*\\\n +CMD (?P<command>.*)$",
+    DOCKERFILE,
+    re.MULTILINE,
+)
+
+
+def test_the_probe_of_the_image_is_there_and_ends_in_time() -> None:
+    assert PROBE is not None
+    (source, target) = re.findall(r"^COPY --from=wavepp --chmod=444 /build/(\S+) (\S+)$", DOCKERFILE, re.MULTILINE)[0]
+    assert (ROOT / source).samefile(probe.__file__)
+    assert target in PROBE["command"].split()
+    assert seconds(PROBE["timeout"]) > probe.TIMEOUT_S
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+async def test_the_probe_of_the_image_asks_where_its_settings_say(host: str) -> None:
+    assert PROBE is not None
+    command = PROBE["command"].replace("/opt/wavepp/probe.py", f'"{probe.__file__}"')
+    server = RpcServer()
+    port = await server.start(host, 0)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**image_env(), "PATH": path, "WAVEPP_BIND_HOST": host, "WAVEPP_BIND_PORT": str(port)}
+    try:
+        for serving in (False, True):
+            await server.set_serving(serving)
+            asked = await asyncio.to_thread(
+                subprocess.run, ["/bin/sh", "-c", command], env=env, capture_output=True, text=True, timeout=30
+            )
+            said = f"{host}:{port} says {'SERVING' if serving else 'NOT_SERVING'}\n"
+            assert (asked.returncode, asked.stdout, asked.stderr) == (0 if serving else 1, said, "")
+    finally:
+        await server.stop(0)
 
 
 def test_the_image_is_built_from_locked_versions_and_runs_as_nobody_special() -> None:
