@@ -73,6 +73,8 @@ def cluster(
     stage: Sequence[str] = (),
     router: Sequence[str] = (),
     directory: Sequence[str] = (),
+    routers: int = 1,
+    directories: int = 1,
 ) -> Iterator[LocalCluster]:
     """A ready cluster in a directory of its own, with etcd on disk; the flags are those of the processes."""
     HOME.mkdir(exist_ok=True)
@@ -81,6 +83,8 @@ def cluster(
             Path(run_dir),
             model,
             stages,
+            routers=routers,
+            directories=directories,
             common_arguments=("--log-level", "warning"),
             stage_arguments=tuple(stage),
             router_arguments=tuple(router),
