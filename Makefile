@@ -17,6 +17,7 @@ test: $(STAMP) lint
 test-long: $(STAMP)
 	$(PY) -m pytest -m long --timeout 600
 	$(PY) -m perf.faults
+	$(PY) -m perf.idle
 
 lint: $(STAMP) proto-check
 	$(VENV)/bin/ruff check .
