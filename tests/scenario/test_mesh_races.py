@@ -10,7 +10,7 @@ import pytest
 from sim_support import simulated_answer
 from wavepp.core.errors import WaveppError
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, grant_id
-from wavepp.core.router import dispatcher as dispatch
+from wavepp.core.router import asked_batches
 from wavepp.core.stage import events as stage_ev
 from wavepp.core.stage import grants as stage_grants
 from wavepp.core.stage.grants import GrantAction, GrantEvent, GrantState
@@ -168,7 +168,7 @@ def test_it_would_be_if_grant_ids_were_used_again(monkeypatch: pytest.MonkeyPatc
     def reused(epoch: PipelineEpoch, counter: int) -> GrantId:
         return grant_id(epoch, 1)
 
-    monkeypatch.setattr(dispatch, "grant_id", reused)
+    monkeypatch.setattr(asked_batches, "grant_id", reused)
     assert not ran_well(retry_meets_earlier_chunk)
 
 

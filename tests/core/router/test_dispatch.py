@@ -11,12 +11,8 @@ from wavepp.core.ids import PipelineEpoch, RequestId, StageIndex, WaveId, epoch_
 from wavepp.core.keys import prefix_keys
 from wavepp.core.router import events as router_ev
 from wavepp.core.router.admission_queue import QueueFullError
-from wavepp.core.router.dispatcher import (
-    BATCHES_MAX,
-    BREAKS_PER_ATTEMPT,
-    DIRECTORY_RETRY_MS,
-    DuplicateRequestError,
-)
+from wavepp.core.router.asked_batches import BATCHES_MAX
+from wavepp.core.router.dispatcher import BREAKS_PER_ATTEMPT, DIRECTORY_RETRY_MS, DuplicateRequestError
 from wavepp.core.router.requests import FailureKind
 from wavepp.core.tokens import decode_tokens, encode_tokens
 from wavepp.core.waves.types import ChosenToken, FailedGrant

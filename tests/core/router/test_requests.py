@@ -73,7 +73,7 @@ def test_a_later_attempt_prefills_what_was_generated_and_needs_no_more_room_than
     request = record(6, 4)
     for token in range(3):
         request.add_output(ChosenToken(token, 0.0))
-    request.begin_attempt(grant_id(PipelineEpoch(2), 1))
+    request.begin_attempt(grant_id(PipelineEpoch(2), 1), 7.0, alone=False)
     assert request.prefill_tokens == 9 == request.total_tokens
     assert request.prompt_tokens == 6
 

@@ -10,37 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from wavepp.core.directory.events import Attempt, Granted, NeverFits, Verdict, Void, VoidReason, Wait, WaitFor
+from wavepp.core.directory.events import Granted, NeverFits, Verdict, Void, VoidReason, Wait, WaitFor
 from wavepp.core.errors import InvariantError, WaveppError
-from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, StageIndex, WaveId, grant_id
-from wavepp.core.limits import KEY_BYTES, ROUND_ATTEMPTS_MAX, TOKEN_BYTES
+from wavepp.core.ids import GrantId, PipelineEpoch, RequestId, StageIndex, WaveId
+from wavepp.core.limits import ROUND_ATTEMPTS_MAX, TOKEN_BYTES
+from wavepp.core.router import events as ev
 from wavepp.core.router.admission_queue import AdmissionQueue
-from wavepp.core.router.events import (
-    Decided,
-    DirectoryChanged,
-    Drained,
-    EmitToken,
-    Event,
-    Fail,
-    Finish,
-    Instruction,
-    IssuedChunk,
-    IssueWave,
-    PipelineBroken,
-    PipelineReady,
-    RetryAfter,
-    RetryDue,
-    RoomChanged,
-    SendAdmit,
-    SendCancel,
-    SendComputed,
-    SendEnded,
-    StagesDraining,
-    StepDone,
-    Stop,
-    Submit,
-    WaveDone,
-)
+from wavepp.core.router.asked_batches import AskedBatches
+from wavepp.core.router.charges import Charges
 from wavepp.core.router.requests import (
     Failure,
     FailureKind,
@@ -53,9 +30,6 @@ from wavepp.core.router.requests import (
 from wavepp.core.router.waves_in_flight import IssuedWave, WavesInFlight
 from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.waves.types import ChosenToken, Chunk, FitReport
-
-BATCHES_MAX: Final = 2
-"""One that the stages answer, one that waits for the ledger."""
 
 DIRECTORY_RETRY_MS: Final = 250
 
@@ -101,10 +75,9 @@ class Dispatcher:
         )
         self._requests: dict[RequestId, RequestRecord] = {}
         self._by_grant: dict[GrantId, RequestRecord] = {}
-        self._batches: dict[int, dict[GrantId, RequestRecord]] = {}
-        self._unanswered: int | None = None
+        self._asked = AskedBatches()
         self._waves = WavesInFlight()
-        self._lost_grants: dict[GrantId, RequestRecord] = {}
+        self._charges = Charges(limits.attempts_max)
         self._alone: RequestRecord | None = None
         self._ending: set[GrantId] = set()
         self._ready = False
@@ -113,8 +86,6 @@ class Dispatcher:
         self._drained_told = False
         self._retry_pending = False
         self._arrivals = 0
-        self._grants_made = 0
-        self._batch = 0
         self._wave = 0
 
     # ---- views ----
@@ -127,7 +98,7 @@ class Dispatcher:
     @property
     def admitting(self) -> int:
         """Requests that the directory decides about."""
-        return sum(len(members) for members in self._batches.values())
+        return len(self._asked)
 
     @property
     def running(self) -> int:
@@ -164,9 +135,7 @@ class Dispatcher:
 
     def request_of(self, grant: GrantId) -> RequestId | None:
         """The request that asks for, or runs under, this grant."""
-        record = self._by_grant.get(grant)
-        for members in self._batches.values():
-            record = record or members.get(grant)
+        record = self._by_grant.get(grant) or self._asked.request_of(grant)
         return record.request if record else None
 
     def check(self, request: RequestId, prompt_tokens: int) -> None:
@@ -177,35 +146,36 @@ class Dispatcher:
 
     # ---- events ----
 
-    def handle(self, event: Event, now_ms: float) -> list[Instruction]:
+    def handle(self, event: ev.Event, now_ms: float) -> list[ev.Instruction]:
         """Apply one event. `Submit` raises what `check` raises."""
-        out: list[Instruction] = []
+        out: list[ev.Instruction] = []
         match event:
-            case Submit():
+            case ev.Submit():
                 self._submit(event.new, now_ms)
-            case Stop():
+            case ev.Stop():
                 self._stop(event, out)
-            case Decided():
+            case ev.Decided():
                 self._decided(event, now_ms, out)
-            case DirectoryChanged():
+            case ev.DirectoryChanged():
                 self._directory_changed(event)
-            case RetryDue():
+            case ev.RetryDue():
                 self._retry_pending = False
                 self._queue.unblock()
-            case RoomChanged():
+            case ev.RoomChanged():
                 self._queue.room(event.stage, event.room)
-            case StepDone():
+            case ev.StepDone():
                 if event.epoch == self.epoch:
                     self._waves.step_done(event.stage, event.wave)
-            case WaveDone():
+            case ev.WaveDone():
                 self._wave_done(event, now_ms, out)
-            case StagesDraining():
+            case ev.StagesDraining():
                 self._draining, self._drained_told = event.stages, False
-            case PipelineBroken():
+            case ev.PipelineBroken():
                 self._broken(event.reason, out)
-            case PipelineReady():
+            case ev.PipelineReady():
                 self._charge(event.died, out)
-                self.epoch, self._grants_made, self._ready = event.epoch, 0, True
+                self.epoch, self._ready = event.epoch, True
+                self._asked.new_epoch(event.epoch)
                 self._queue.forget_rooms()
         if self._queue.any_resting:
             self._queue.wake(now_ms)
@@ -227,24 +197,24 @@ class Dispatcher:
         self._requests[new.request] = record
         self._queue.push(record)
 
-    def _stop(self, event: Stop, out: list[Instruction]) -> None:
+    def _stop(self, event: ev.Stop, out: list[ev.Instruction]) -> None:
         record = self._requests.get(event.request)
         if record is not None:
             self._give_up(record, event.kind, event.message, out)
 
-    def _give_up(self, record: RequestRecord, kind: FailureKind, message: str, out: list[Instruction]) -> None:
+    def _give_up(self, record: RequestRecord, kind: FailureKind, message: str, out: list[ev.Instruction]) -> None:
         """End a request without its tokens, wherever it is."""
         if record.state is RequestState.QUEUED:
             self._queue.remove(record)
         elif record.state is RequestState.ADMITTING and record.grant is not None:
             # It stays in its batch until the directory has decided; the verdict is then ignored.
-            out.append(SendCancel((record.grant,)))
+            out.append(ev.SendCancel((record.grant,)))
         elif record.state is RequestState.RUNNING and record.grant is not None:
             self._end_grant(record)
         record.apply(RequestEvent.STOPPED)
         self._requests.pop(record.request, None)
         self.requests_failed += 1
-        out.append(Fail(Failure(record.request, kind, message)))
+        out.append(ev.Fail(Failure(record.request, kind, message)))
 
     def _end_grant(self, record: RequestRecord) -> None:
         if record.grant is None:
@@ -255,30 +225,12 @@ class Dispatcher:
 
     # ---- admission ----
 
-    def _admit(self, now_ms: float, out: list[Instruction]) -> None:
+    def _admit(self, now_ms: float, out: list[ev.Instruction]) -> None:
         if not (self._ready and self._directory_ready) or self._draining:
             return
-        if self._unanswered is not None or len(self._batches) >= BATCHES_MAX:
-            return
-        records = self._next_batch()
-        if not records:
-            return
-        self._batch += 1
-        members: dict[GrantId, RequestRecord] = {}
-        attempts = []
-        for record in records:
-            self._grants_made += 1
-            grant = grant_id(self.epoch, self._grants_made)
-            record.begin_attempt(grant)
-            record.asked_alone = len(records) == 1
-            record.times.asked = record.times.asked or now_ms
-            members[grant] = record
-            attempts.append(
-                Attempt(grant, record.prefill_tokens, record.total_tokens, bytes(record.keys), record.new.context)
-            )
-        self._batches[self._batch] = members
-        self._unanswered = self._batch
-        out.append(SendAdmit(self._batch, self.epoch, tuple(attempts)))
+        records = [] if self._asked.full else self._next_batch()
+        if records:
+            out.append(self._asked.ask(records, now_ms))
 
     def _next_batch(self) -> list[RequestRecord]:
         """Whom to ask for now. A suspect only when nothing else runs, and nobody else while it does."""
@@ -298,28 +250,19 @@ class Dispatcher:
         alone = self._alone
         return alone is not None and alone.suspect and alone.state in (RequestState.ADMITTING, RequestState.RUNNING)
 
-    def _decided(self, event: Decided, now_ms: float, out: list[Instruction]) -> None:
-        members = self._batches.get(event.batch)
-        if members is None:
-            return
-        if event.answered and self._unanswered == event.batch:
-            self._unanswered = None
+    def _decided(self, event: ev.Decided, now_ms: float, out: list[ev.Instruction]) -> None:
         refused: list[tuple[RequestRecord, Wait]] = []
-        for grant, verdict in event.decisions:
-            record = members.pop(grant, None)
-            if record is not None and record.state is RequestState.ADMITTING:
-                self._apply_verdict(record, grant, verdict, now_ms, refused, out)
-        if not members:
-            del self._batches[event.batch]
+        for record, grant, verdict in self._asked.decided(event):
+            self._apply_verdict(record, grant, verdict, now_ms, refused, out)
         self._queue.refused(refused)
 
-    def _retry_later(self, out: list[Instruction]) -> None:
+    def _retry_later(self, out: list[ev.Instruction]) -> None:
         """Nobody says when the directory can decide again, so the head asks again after a while."""
         waiting = self._queue.waiting_for
         waits = waiting is not None and waiting.what is WaitFor.DIRECTORY
         if (waits or self._queue.any_resting) and not self._retry_pending:
             self._retry_pending = True
-            out.append(RetryAfter(DIRECTORY_RETRY_MS))
+            out.append(ev.RetryAfter(DIRECTORY_RETRY_MS))
 
     def _apply_verdict(
         self,
@@ -328,7 +271,7 @@ class Dispatcher:
         verdict: Verdict,
         now_ms: float,
         refused: list[tuple[RequestRecord, Wait]],
-        out: list[Instruction],
+        out: list[ev.Instruction],
     ) -> None:
         match verdict:
             case Granted():
@@ -361,7 +304,7 @@ class Dispatcher:
                 refused.append((record, Wait(None, WaitFor.DIRECTORY)))
 
     def _not_answered(
-        self, record: RequestRecord, stage: StageIndex | None, now_ms: float, out: list[Instruction]
+        self, record: RequestRecord, stage: StageIndex | None, now_ms: float, out: list[ev.Instruction]
     ) -> None:
         """A stage's stream broke, or was silent for too long, while it was asked for this: that may be why."""
         record.not_answered()
@@ -374,21 +317,17 @@ class Dispatcher:
             )
             self._give_up(record, FailureKind.INTERNAL, message, out)
 
-    def _directory_changed(self, event: DirectoryChanged) -> None:
+    def _directory_changed(self, event: ev.DirectoryChanged) -> None:
         if event.new_stream:
-            for members in self._batches.values():
-                for record in members.values():
-                    if record.state is RequestState.ADMITTING:
-                        record.apply(RequestEvent.BROKEN)
-                        self._queue.push(record)
-            self._batches.clear()
-            self._unanswered = None
+            for record in self._asked.void():
+                record.apply(RequestEvent.BROKEN)
+                self._queue.push(record)
         self._directory_ready = event.ready
         self._queue.unblock()
 
     # ---- waves ----
 
-    def _issue(self, out: list[Instruction]) -> None:
+    def _issue(self, out: list[ev.Instruction]) -> None:
         while self._ready:
             waves = self._waves
             planned = self._planner.plan(len(waves), waves.on_stage0, waves.any_of_ends)
@@ -397,28 +336,14 @@ class Dispatcher:
             self._wave += 1
             wave = WaveId(self._wave)
             waves.issue(wave, IssuedWave(planned.chunks, planned.ended))
-            chunks = tuple(self._with_tokens(c) for c in planned.chunks)
-            out.append(IssueWave(wave, self.epoch, chunks, planned.ended))
+            chunks = tuple(self._issued(chunk) for chunk in planned.chunks)
+            out.append(ev.IssueWave(wave, self.epoch, chunks, planned.ended))
 
-    def _with_tokens(self, chunk: Chunk) -> IssuedChunk:
+    def _issued(self, chunk: Chunk) -> ev.IssuedChunk:
         record = self._by_grant[chunk.grant]
-        record.waves += 1
-        end = chunk.start + chunk.length
-        computed = min(end, record.prompt_tokens) - chunk.start
-        record.computed_tokens += max(0, computed)
-        tokens = bytes(memoryview(record.tokens)[chunk.start * TOKEN_BYTES : end * TOKEN_BYTES])
-        return IssuedChunk(chunk, record.request, tokens, self._decode_keys(record, chunk))
+        return ev.IssuedChunk(chunk, record.request, *record.issue(chunk, self._block_tokens))
 
-    def _decode_keys(self, record: RequestRecord, chunk: Chunk) -> bytes:
-        """The key of the block that a decode step fills, which admission could not know."""
-        end = chunk.start + chunk.length
-        if not chunk.decode or end % self._block_tokens:
-            return b""
-        record.extend_keys(self._block_tokens)
-        block = end // self._block_tokens - 1
-        return bytes(record.keys[block * KEY_BYTES : (block + 1) * KEY_BYTES])
-
-    def _wave_done(self, event: WaveDone, now_ms: float, out: list[Instruction]) -> None:
+    def _wave_done(self, event: ev.WaveDone, now_ms: float, out: list[ev.Instruction]) -> None:
         wave = self._waves.wave_done(event.wave) if event.epoch == self.epoch else None
         if wave is None:
             return
@@ -438,9 +363,9 @@ class Dispatcher:
         ended = tuple(g for g in wave.ended if g in self._ending)
         self._ending.difference_update(ended)
         if computed:
-            out.append(SendComputed(tuple(computed)))
+            out.append(ev.SendComputed(tuple(computed)))
         if ended:
-            out.append(SendEnded(ended))
+            out.append(ev.SendEnded(ended))
 
     def _token(
         self,
@@ -448,11 +373,11 @@ class Dispatcher:
         grant: GrantId,
         chosen: ChosenToken,
         now_ms: float,
-        out: list[Instruction],
+        out: list[ev.Instruction],
     ) -> None:
         record.times.first_token = record.times.first_token or now_ms
         record.add_output(chosen)
-        out.append(EmitToken(record.request, len(record.outputs) - 1, chosen))
+        out.append(ev.EmitToken(record.request, len(record.outputs) - 1, chosen))
         reason = record.finish_reason()
         if reason is None:
             self._planner.add_decode(grant, record.length - 1)
@@ -462,27 +387,26 @@ class Dispatcher:
         self._end_grant(record)
         self._requests.pop(record.request, None)
         self.requests_done += 1
-        out.append(Finish(record.outcome(reason)))
+        out.append(ev.Finish(record.outcome(reason)))
 
-    def _tell_drained(self, out: list[Instruction]) -> None:
+    def _tell_drained(self, out: list[ev.Instruction]) -> None:
         """A stage that drains may go once nothing runs; should it go before, what runs is only computed again."""
         if not self._draining or self._drained_told:
             return
-        if not (self._by_grant or self._batches or self._ending or self._waves):
+        if not (self._by_grant or self._asked or self._ending or self._waves):
             self._drained_told = True
-            out.append(Drained())
+            out.append(ev.Drained())
 
     # ---- when something broke ----
 
-    def _broken(self, reason: str, out: list[Instruction]) -> None:
+    def _broken(self, reason: str, out: list[ev.Instruction]) -> None:
         """Everything that runs goes back to its place in the queue; the stages and the directory forget by epoch."""
         self._ready = False
         self._waves.broke()
-        self._lost_grants |= self._by_grant
+        self._charges.broke(self._by_grant)
         self._ending.clear()
         self._planner.reset()
-        self._batches.clear()
-        self._unanswered = None
+        self._asked.void()
         self._by_grant.clear()
         self._queue.forget_rooms()
         for record in list(self._requests.values()):
@@ -497,34 +421,18 @@ class Dispatcher:
                 message = f"the pipeline broke {record.breaks} times without a token of it, the limit; last: {reason}"
                 self._give_up(record, FailureKind.PIPELINE, message, out)
 
-    def _charge(self, died: frozenset[StageIndex], out: list[Instruction]) -> None:
+    def _charge(self, died: frozenset[StageIndex], out: list[ev.Instruction]) -> None:
         """Stages died: charge what they can have died of. A suspect ran alone, so one that is charged is convicted."""
-        charged: dict[RequestId, tuple[RequestRecord, StageIndex]] = {}
-        for stage in sorted(died):
-            for grant in sorted(self._waves.suspected(stage, died)):
-                record = self._lost_grants.get(grant)
-                if record is not None and record.state is RequestState.QUEUED:
-                    charged[record.request] = (record, stage)
-        self._lost_grants.clear()
-        self._waves.forget_lost(reports=bool(died))
-        for record, stage in charged.values():
+        for record, stage in self._charges.take(died, self._waves):
             convicted = record.suspect
             self._queue.remove(record)
             record.charge()
             self._queue.push(record)
             if convicted:
                 self._queue.let_others_first(self._arrivals)
-                message = (
-                    f"stage {stage} ended while it ran this request, for the {record.charges}. time, and nothing else "
-                    f"was running; do not send it again as it is, and look for the reason in what stage {stage} logged"
-                )
-                self._give_up(record, FailureKind.INTERNAL, message, out)
-            elif record.charges >= self._limits.attempts_max:
-                message = (
-                    f"a stage ended {record.charges} times while it may have run this request, the limit; the last was "
-                    f"stage {stage}"
-                )
-                self._give_up(record, FailureKind.PIPELINE, message, out)
+            failure = self._charges.failure(record, stage, convicted=convicted)
+            if failure is not None:
+                self._give_up(record, failure.kind, failure.message, out)
 
     def validate(self) -> None:
         """Check what must hold between events."""
@@ -532,10 +440,7 @@ class Dispatcher:
         for grant, record in self._by_grant.items():
             if record.grant != grant or record.state is not RequestState.RUNNING:
                 raise InvariantError(f"grant {grant} belongs to a request in state {record.state}")
-        for members in self._batches.values():
-            for grant, record in members.items():
-                if record.state is RequestState.ADMITTING and record.grant != grant:
-                    raise InvariantError(f"{record.request} is asked for as {grant} and as {record.grant}")
+        self._asked.validate()
         running = {r.grant for r in self._requests.values() if r.state is RequestState.RUNNING}
         if running != set(self._by_grant):
             raise InvariantError("running requests and their grants differ")

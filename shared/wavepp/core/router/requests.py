@@ -16,7 +16,7 @@ from wavepp.core.ids import GrantId, PrefixKey, RequestId, StageIndex
 from wavepp.core.keys import extend_keys, key_at
 from wavepp.core.limits import KEY_BYTES, TOKEN_BYTES
 from wavepp.core.tokens import encode_tokens
-from wavepp.core.waves.types import ChosenToken
+from wavepp.core.waves.types import ChosenToken, Chunk
 
 SUSPICION_MAX: Final = 2
 """So often a request may have been with a stage that died before it runs alone: a bystander is unlucky once."""
@@ -181,10 +181,12 @@ class RequestRecord:
             raise TransitionError(f"request {self.request}", self.state.value, event.value)
         self.state = following
 
-    def begin_attempt(self, grant: GrantId) -> None:
-        """The request is asked for under a new grant id."""
+    def begin_attempt(self, grant: GrantId, now_ms: float, *, alone: bool) -> None:
+        """The request is asked for under a new grant id, alone or with others."""
         self.apply(RequestEvent.ASK)
         self.grant = grant
+        self.asked_alone = alone
+        self.times.asked = self.times.asked or now_ms
         self.prefill_tokens = self.length
 
     def charge(self) -> None:
@@ -232,6 +234,19 @@ class RequestRecord:
             attempts=self.attempts,
             times=self.times,
         )
+
+    def issue(self, chunk: Chunk, block_tokens: int) -> tuple[bytes, bytes]:
+        """A chunk of it goes into a wave: the chunk's token bytes, and the key of the block that a decode step fills,
+        which admission could not know (else empty)."""
+        self.waves += 1
+        end = chunk.start + chunk.length
+        self.computed_tokens += max(0, min(end, self.prompt_tokens) - chunk.start)
+        tokens = bytes(memoryview(self.tokens)[chunk.start * TOKEN_BYTES : end * TOKEN_BYTES])
+        if not chunk.decode or end % block_tokens:
+            return tokens, b""
+        self.extend_keys(block_tokens)
+        block = end // block_tokens - 1
+        return tokens, bytes(self.keys[block * KEY_BYTES : (block + 1) * KEY_BYTES])
 
     def extend_keys(self, block_tokens: int) -> None:
         """Bring `keys` up to the full blocks of `tokens`."""
