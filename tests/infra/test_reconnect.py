@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -35,6 +36,8 @@ class Server(directory_pb2_grpc.DirectoryServiceServicer):
     ) -> AsyncIterator[pb.AdmissionEvent]:
         behaviour = self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0]
         if behaviour == END:
+            # Not before: grpc may call it an internal error when a call has ended that is still being written to.
+            await anext(request_iterator)
             return
         if behaviour == REFUSE:
             await context.abort(SUPERSEDED, "7 leads")
@@ -201,3 +204,27 @@ async def test_pauses_grow_until_a_hello_is_answered(bench: Bench, monkeypatch: 
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert owner.story.qsize() == 1, "being given up is a loss too, and said once"
+
+
+async def test_a_stream_that_is_given_up_is_lost_before_another_one_can_be_greeted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await bench.next() == ("greeted", "")
+    closed = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def slow_to_close(address: str) -> AsyncIterator[grpc.aio.Channel]:
+        async with reconnect_open_channel(address) as channel:
+            try:
+                yield channel
+            finally:
+                await closed.wait()
+
+    reconnect_open_channel = reconnect.open_channel
+    monkeypatch.setattr(reconnect, "open_channel", slow_to_close)
+    given_up = asyncio.create_task(bench.stream.run())
+    assert await bench.next() == ("greeted", "")
+    given_up.cancel()
+    assert (await bench.next())[0] == "lost", "its channel is still open"
+    closed.set()
+    await asyncio.gather(given_up, return_exceptions=True)

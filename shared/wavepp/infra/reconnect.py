@@ -87,21 +87,22 @@ class ReconnectingStream(Generic[Command, Event]):
         backoff = Backoff()
         while True:
             reason = f"the {self._kind} stream ended"
-            try:
-                async with open_channel(self._address) as channel:
+            async with open_channel(self._address) as channel:
+                try:
                     await self._talk(channel, backoff)
-            except grpc.aio.AioRpcError as error:
-                reason = f"{error.code().name}: {error.details()}"
-                if error.code() is SUPERSEDED:
-                    self._owner.superseded()
-            except InvariantError:
-                raise
-            except (WaveppError, TimeoutError) as error:
-                reason = self._ended_for or str(error) or "no answer in time"
-            finally:
-                self._talking, self._ended_for = None, ""
-                self._outbox.close()
-                self._owner.lost(reason)
+                except grpc.aio.AioRpcError as error:
+                    reason = f"{error.code().name}: {error.details()}"
+                    if error.code() is SUPERSEDED:
+                        self._owner.superseded()
+                except InvariantError:
+                    raise
+                except (WaveppError, TimeoutError) as error:
+                    reason = self._ended_for or str(error) or "no answer in time"
+                finally:
+                    self._talking, self._ended_for = None, ""
+                    self._outbox.close()
+                    # Before anything is waited for: who has cancelled this one may have begun another.
+                    self._owner.lost(reason)
             _log.warning("%s at %s: %s", self._peer, self._address, reason)
             await asyncio.sleep(backoff.next_s())
 
