@@ -35,9 +35,10 @@ class Server(directory_pb2_grpc.DirectoryServiceServicer):
         context: grpc.aio.ServicerContext[pb.AdmissionCommand, pb.AdmissionEvent],
     ) -> AsyncIterator[pb.AdmissionEvent]:
         behaviour = self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0]
-        if behaviour == END:
-            # Not before: grpc may call it an internal error when a call has ended that is still being written to.
+        if behaviour in (END, REFUSE):
+            # Not before: to grpc it may be an internal error that a call has ended which is still being written to.
             await anext(request_iterator)
+        if behaviour == END:
             return
         if behaviour == REFUSE:
             await context.abort(SUPERSEDED, "7 leads")
