@@ -19,34 +19,9 @@ from wavepp.core.cache.types import KeyWindow, Missing, NeedKeys, Prepared
 from wavepp.core.errors import InvariantError, PeerProtocolError
 from wavepp.core.ids import GrantId, PipelineEpoch, PrefixKey, StageIndex, WaveId, epoch_of
 from wavepp.core.limits import KEY_BYTES
-from wavepp.core.stage.events import (
-    AbortArrived,
-    AckEpoch,
-    Answer,
-    AnswerLower,
-    AnswerPrepare,
-    DirectoryConnected,
-    EpochSet,
-    Event,
-    Instruction,
-    JobDone,
-    LeaseLost,
-    LinksReady,
-    LowerArrived,
-    PlacedChunk,
-    PrepareArrived,
-    PrepareGrant,
-    RefusalReason,
-    Refused,
-    ReportRoom,
-    ReportStep,
-    ReportWave,
-    RunJob,
-    SendWave,
-    WaveArrived,
-    WaveSent,
-)
+from wavepp.core.stage import events as ev
 from wavepp.core.stage.grants import GrantAction, GrantEvent, GrantState, GrantTable, StageGrant
+from wavepp.core.stage.room_reports import RoomReports
 from wavepp.core.waves.types import FailedGrant
 from wavepp.core.wire.types import FrameChunk
 
@@ -62,7 +37,7 @@ of activations stays bounded; the last stage never waits, so the pipeline always
 class _Running:
     """A wave whose job is with the executor."""
 
-    wave: WaveArrived
+    wave: ev.WaveArrived
     good: tuple[FrameChunk, ...]
     failed: list[FailedGrant]
 
@@ -88,7 +63,7 @@ class Sequencer:
         self._last = stage == stages - 1
         self._block_tokens = cache.shape.block_tokens
         self._waves_queued_max = waves_queued_max
-        self._pending: deque[WaveArrived] = deque()
+        self._pending: deque[ev.WaveArrived] = deque()
         self._running: deque[_Running] = deque()
         self._unsent = 0
         self._last_wave = WaveId(0)
@@ -96,9 +71,7 @@ class Sequencer:
         self._report_steps = False
         self._links_ready = False
         self._silenced = False
-        self._short: dict[str, int] = {}
-        self._refused_now = False
-        self._room_number = -1
+        self._room_reports = RoomReports()
         self._validate = validate
 
     @property
@@ -111,31 +84,31 @@ class Sequencer:
         """Waves here that are not done, those with the executor included."""
         return len(self._pending) + len(self._running)
 
-    def handle(self, event: Event) -> list[Instruction]:
+    def handle(self, event: ev.Event) -> list[ev.Instruction]:
         """Apply one event. Raises PeerProtocolError when a peer broke the protocol."""
-        out: list[Instruction] = []
+        out: list[ev.Instruction] = []
         match event:
-            case PrepareArrived():
-                out.append(AnswerPrepare(event.round, self._prepare(event)))
-            case LowerArrived():
-                out.append(AnswerLower(event.round, tuple((g, self._lower(g, e)) for g, e in event.grants)))
-            case AbortArrived():
+            case ev.PrepareArrived():
+                out.append(ev.AnswerPrepare(event.round, self._prepare(event)))
+            case ev.LowerArrived():
+                out.append(ev.AnswerLower(event.round, tuple((g, self._lower(g, e)) for g, e in event.grants)))
+            case ev.AbortArrived():
                 for grant in event.grants:
                     self._end(grant, GrantEvent.ABORT)
-            case DirectoryConnected():
+            case ev.DirectoryConnected():
                 self._reconcile(event.known)
-            case EpochSet():
+            case ev.EpochSet():
                 self._set_epoch(event.epoch, report_steps=event.report_steps)
-            case LinksReady():
+            case ev.LinksReady():
                 # Word of an older epoch's links may come late; it says nothing about this epoch's.
                 self._links_ready = self._links_ready or event.epoch == self.epoch
-            case WaveArrived():
+            case ev.WaveArrived():
                 self._enqueue(event)
-            case JobDone():
+            case ev.JobDone():
                 self._job_done(event, out)
-            case WaveSent():
+            case ev.WaveSent():
                 self._unsent -= event.epoch == self.epoch
-            case LeaseLost():
+            case ev.LeaseLost():
                 self._fence()
                 self._silenced = True
         self._hand_over(out)
@@ -146,27 +119,27 @@ class Sequencer:
 
     # ---- admission ----
 
-    def _prepare(self, event: PrepareArrived) -> tuple[tuple[GrantId, Answer], ...]:
+    def _prepare(self, event: ev.PrepareArrived) -> tuple[tuple[GrantId, ev.Answer], ...]:
         if event.epoch != self.epoch:
-            return tuple((g.grant, Refused(RefusalReason.EPOCH)) for g in event.grants)
-        answers: list[tuple[GrantId, Answer]] = []
+            return tuple((g.grant, ev.Refused(ev.RefusalReason.EPOCH)) for g in event.grants)
+        answers: list[tuple[GrantId, ev.Answer]] = []
         refused = False
         for wanted in event.grants:
             # First come, first served: what follows a refused grant must not take the room that it waits for.
-            answer = Refused(RefusalReason.ORDER) if refused else self._prepare_one(wanted)
+            answer = ev.Refused(ev.RefusalReason.ORDER) if refused else self._prepare_one(wanted)
             if isinstance(answer, Missing):
-                self._refused_for(answer)
+                self._room_reports.refused(answer)
             refused = refused or isinstance(answer, (Missing, NeedKeys))
             answers.append((wanted.grant, answer))
         return tuple(answers)
 
-    def _prepare_one(self, wanted: PrepareGrant) -> Answer:
+    def _prepare_one(self, wanted: ev.PrepareGrant) -> ev.Answer:
         known = self.grants.get(wanted.grant)
         if known is not None:
             # Asked again after a broken stream: the same answer, nothing is taken twice.
             return Prepared(known.endpoint_tokens, known.snapshots)
         if self.grants.ended(wanted.grant) or epoch_of(wanted.grant) != self.epoch:
-            return Refused(RefusalReason.ENDED)
+            return ev.Refused(ev.RefusalReason.ENDED)
         window = KeyWindow(wanted.first_block, wanted.keys, PrefixKey(wanted.key_before) if wanted.key_before else None)
         answer = self.cache.prepare(wanted.grant, window, wanted.endpoint_tokens, wanted.total_tokens)
         if isinstance(answer, Prepared):
@@ -187,10 +160,10 @@ class Sequencer:
             self.grants.add(record)
         return answer
 
-    def _lower(self, grant: GrantId, endpoint_tokens: int) -> Answer:
+    def _lower(self, grant: GrantId, endpoint_tokens: int) -> ev.Answer:
         record = self.grants.get(grant)
         if record is None:
-            return Refused(RefusalReason.ENDED)
+            return ev.Refused(ev.RefusalReason.ENDED)
         if record.state is not GrantState.PREPARED or endpoint_tokens >= record.endpoint_tokens:
             return Prepared(record.endpoint_tokens, record.snapshots)
         first_block = endpoint_tokens // self._block_tokens
@@ -206,7 +179,7 @@ class Sequencer:
             record.keys_first_block, record.keys = keys_first_block, keys
             record.move_endpoint(answer.endpoint_tokens, answer.snapshots)
         else:
-            self._refused_for(answer)
+            self._room_reports.refused(answer)
         return answer
 
     def _reconcile(self, known: frozenset[GrantId]) -> None:
@@ -239,14 +212,14 @@ class Sequencer:
             self._links_ready = False
             self._silenced = False
             self._unsent = 0
-            self._short.clear()
+            self._room_reports.new_epoch()
             self._fence()
         self._report_steps = report_steps
         self._epoch_unacked = True
 
     # ---- waves ----
 
-    def _enqueue(self, wave: WaveArrived) -> None:
+    def _enqueue(self, wave: ev.WaveArrived) -> None:
         if wave.epoch < self.epoch or self._silenced:
             return
         if wave.epoch > self.epoch:
@@ -263,14 +236,14 @@ class Sequencer:
             if record is not None and record.apply(GrantEvent.CHUNK) is GrantAction.COMMIT:
                 self.cache.commit(chunk.grant)
 
-    def _hand_over(self, out: list[Instruction]) -> None:
+    def _hand_over(self, out: list[ev.Instruction]) -> None:
         while self._pending and len(self._running) < JOBS_AHEAD and self._unsent < UNSENT_MAX:
             wave = self._pending.popleft()
             for grant in wave.ended:
                 self._end(grant, GrantEvent.END)
             out.append(self._freeze(wave))
 
-    def _freeze(self, wave: WaveArrived) -> RunJob:
+    def _freeze(self, wave: ev.WaveArrived) -> ev.RunJob:
         dropped = {f.grant for f in wave.failed}
         for grant in dropped:
             record = self.grants.get(grant)
@@ -278,7 +251,7 @@ class Sequencer:
                 record.failure = "failed on an earlier stage"
         failed: list[FailedGrant] = list(wave.failed)
         good: list[FrameChunk] = []
-        jobs: list[PlacedChunk] = []
+        jobs: list[ev.PlacedChunk] = []
         row = 0
         for chunk in wave.chunks:
             if chunk.grant in dropped:
@@ -291,7 +264,7 @@ class Sequencer:
                 good.append(chunk)
             row += chunk.length
         self._running.append(_Running(wave, tuple(good), failed))
-        return RunJob(wave.epoch, wave.wave, tuple(jobs), wave.payload)
+        return ev.RunJob(wave.epoch, wave.wave, tuple(jobs), wave.payload)
 
     def _mismatch(self, chunk: FrameChunk) -> str:
         record = self.grants.get(chunk.grant)
@@ -313,7 +286,7 @@ class Sequencer:
         record.failure = reason
         return reason
 
-    def _job_chunk(self, chunk: FrameChunk, row: int) -> PlacedChunk:
+    def _job_chunk(self, chunk: FrameChunk, row: int) -> ev.PlacedChunk:
         record = self.grants.get(chunk.grant)
         if record is None:
             raise InvariantError(f"chunk of grant {chunk.grant} passed its checks, but the grant is gone")
@@ -322,7 +295,7 @@ class Sequencer:
         end = chunk.start + chunk.length
         table = self.cache.materialise(chunk.grant, end)
         record.position = end
-        return PlacedChunk(
+        return ev.PlacedChunk(
             grant=chunk.grant,
             start=chunk.start,
             length=chunk.length,
@@ -335,7 +308,7 @@ class Sequencer:
             context=record.context,
         )
 
-    def _job_done(self, done: JobDone, out: list[Instruction]) -> None:
+    def _job_done(self, done: ev.JobDone, out: list[ev.Instruction]) -> None:
         if not self._running or self._running[0].wave.wave != done.wave:
             raise InvariantError(f"job of wave {done.wave} is done, but another one was running")
         running = self._running.popleft()
@@ -354,13 +327,13 @@ class Sequencer:
         steps = (*wave.steps, done.step)
         failed = tuple(running.failed)
         if self._first or (self._report_steps and not self._last):
-            out.append(ReportStep(wave.epoch, wave.wave, done.step))
+            out.append(ev.ReportStep(wave.epoch, wave.wave, done.step))
         if self._last:
-            out.append(ReportWave(wave.epoch, wave.wave, failed, steps, done.samples))
+            out.append(ev.ReportWave(wave.epoch, wave.wave, failed, steps, done.samples))
         else:
             self._unsent += 1
             out.append(
-                SendWave(wave.epoch, wave.wave, survivors, failed, wave.ended, steps, wave.issued_ns, done.output)
+                ev.SendWave(wave.epoch, wave.wave, survivors, failed, wave.ended, steps, wave.issued_ns, done.output)
             )
 
     def _fail(self, grant: GrantId, reason: str) -> None:
@@ -389,30 +362,13 @@ class Sequencer:
 
     # ---- after every event ----
 
-    def _settle(self, out: list[Instruction]) -> None:
+    def _settle(self, out: list[ev.Instruction]) -> None:
         if self._epoch_unacked and self._links_ready and not any(r.wave.epoch < self.epoch for r in self._running):
             self._epoch_unacked = False
-            out.append(AckEpoch(self.epoch))
-        self._report_room(out)
-
-    def _report_room(self, out: list[Instruction]) -> None:
-        """Report room to the router, but only while somebody was refused for want of it: else nobody needs to know."""
-        room = self.cache.room()
-        reported, self._room_number = self._room_number, room.number
-        if self._refused_now:
-            # The refusal goes out with this very room's number: only what changes after it is news.
-            self._refused_now = False
-            return
-        if not self._short or room.number == reported:
-            return
-        out.append(ReportRoom(room))
-        # The largest need of each pool counts: those who need less hear on the way.
-        self._short = {pool: need for pool, need in self._short.items() if room.available.get(pool, 0) < need}
-
-    def _refused_for(self, answer: Missing) -> None:
-        """Somebody waits for room here."""
-        self._short[answer.pool] = max(self._short.get(answer.pool, 0), answer.available_needed)
-        self._refused_now = True
+            out.append(ev.AckEpoch(self.epoch))
+        room = self._room_reports.after_event(self.cache.room())
+        if room is not None:
+            out.append(ev.ReportRoom(room))
 
     def validate(self) -> None:
         """Check the cache's invariants and that every lease belongs to a live grant, and the reverse."""
