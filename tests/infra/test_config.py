@@ -138,6 +138,8 @@ def test_a_bad_value_is_said_in_the_format_of_logs_that_was_asked_for(
         (["--etcd-cert-file", __file__], "only one of them is given"),
         (["--bind-host", "0.0.0.0"], "give advertise_address as well"),
         (["--advertise-address", "a b"], "not host:port"),
+        (["--advertise-address", "::1:8470"], "an IPv6 address needs brackets, as in [::1]:8470"),
+        (["--etcd-endpoints", "fd00::2:2379"], "'fd00::2:2379' is not host:port; an IPv6 address needs brackets"),
         (["--metrics-port", "-2"], "--metrics-port: input should be greater than or equal to -1"),
         (["--log-level", "loud"], "--log-level: input should be 'debug', 'info', 'warning' or 'error', got 'loud'"),
         (["--config", "/no/such/file"], "cannot read the configuration file /no/such/file: No such file"),
@@ -208,6 +210,8 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("127.0.0.1", None, "127.0.0.1:5"),
         ("::1", None, "[::1]:5"),
+        ("[::1]", None, "[::1]:5"),
+        ("::", "[fd00::2]", "[fd00::2]:5"),
         ("0.0.0.0", "stage-0.stages", "stage-0.stages:5"),
         ("0.0.0.0", "10.0.0.1:99", "10.0.0.1:99"),
     ],

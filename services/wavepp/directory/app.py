@@ -14,6 +14,7 @@ from wavepp.directory.servicer import DirectoryServicer
 from wavepp.infra.etcd.campaign import Post, await_etcd, campaign_forever
 from wavepp.infra.leader import Leader, new_instance
 from wavepp.infra.metrics import Metrics, watch_loop_lag
+from wavepp.infra.ports import await_ports
 from wavepp.infra.rpc import RpcServer
 from wavepp.infra.rpc_errors import ErrorStatus, ErrorTable
 from wavepp.infra.tasks import TaskOwner
@@ -33,6 +34,8 @@ async def run_directory(config: DirectoryConfig, stop: asyncio.Event) -> None:
     try:
         async with TaskOwner(stop) as tasks, server:
             if not await await_etcd(client, config.etcd_wait_s, stop):
+                return
+            if not await await_ports(config.listens, stop):
                 return
             leadership = Leadership(config, client, metrics, tasks)
             servicer = DirectoryServicer(leadership)

@@ -14,6 +14,7 @@ from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.errors import EtcdError
 from wavepp.infra.leader import Leader, is_alive, new_instance
 from wavepp.infra.metrics import Metrics, watch_loop_lag
+from wavepp.infra.ports import await_ports
 from wavepp.infra.rpc import RpcServer
 from wavepp.infra.tasks import TaskOwner
 from wavepp.infra.telemetry import setup_telemetry
@@ -47,6 +48,8 @@ async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
     try:
         async with TaskOwner(stop) as tasks, server:
             if not await await_etcd(client, config.etcd_wait_s, stop):
+                return
+            if not await await_ports(config.listens, stop):
                 return
             leadership = Leadership(config, client, codec, tasks, instance)
             relay = Relay(leadership)

@@ -18,6 +18,7 @@ from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.keys import PipelineKeys
 from wavepp.infra.memory import resident_bytes
 from wavepp.infra.metrics import Metrics, watch_loop_lag
+from wavepp.infra.ports import await_ports
 from wavepp.infra.registration import StageRegistration
 from wavepp.infra.rpc import RpcServer
 from wavepp.infra.tasks import TaskOwner
@@ -26,6 +27,7 @@ from wavepp.stage.config import StageConfig
 from wavepp.stage.links.base import LinkOptions
 from wavepp.stage.links.errors import LinkError
 from wavepp.stage.links.registry import make_transport
+from wavepp.stage.links.ucx_hosts import devices_of
 from wavepp.stage.membership import Membership, check_place
 from wavepp.stage.metrics import export_metrics
 from wavepp.stage.model.base import ModelFacts, StageModel
@@ -56,6 +58,8 @@ async def run_stage(config: StageConfig, stop: asyncio.Event) -> None:
             return
         # Loading takes minutes: what can be known to be in vain is known before.
         await check_place(client, PipelineKeys(config.cluster, config.pipeline), expected_registration(config, plan))
+        if not await await_ports(config.listens, stop):
+            return
         loaded = await load_unless(stop, partial(load_model, config, plan))
         if loaded is not None:
             await _run(config, *loaded, client, stop)
@@ -67,8 +71,11 @@ async def _run(
     config: StageConfig, model: StageModel, imports_bytes: int, client: EtcdClient, stop: asyncio.Event
 ) -> None:
     facts = model.describe()
+    devices = await devices_of(config.links_at) if config.link == "ucx" else ()
     try:
-        transport = make_transport(config.link, link_options(config, facts), ucx_profile=config.ucx_profile)
+        transport = make_transport(
+            config.link, link_options(config, facts), ucx_profile=config.ucx_profile, ucx_devices=devices
+        )
     except (LinkError, InvalidInputError) as error:
         raise StartupError(str(error)) from error
     metrics = Metrics()
@@ -106,11 +113,13 @@ async def _serve(
         layers=(facts.first_layer, facts.last_layer),
     )
     server.add(stage_pb2_grpc.add_StageServiceServicer_to_server, servicer, "wavepp.v1.StageService")
+    if not await await_ports(config.listens, stop):  # again: loading took its time
+        return
     port = await server.start(config.bind_host, config.bind_port)
     address = config.advertised(port)
     servicer.address = address
     try:
-        link_address = await worker.neighbours.start(config.link_host or config.advertised_host, config.link_port)
+        link_address = await worker.neighbours.start(config.links_at, config.link_port)
     except (LinkError, OSError) as error:
         raise StartupError(f"cannot listen for links: {error}") from error
     metrics_port = metrics.serve(config.bind_host, config.metrics_port)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from wavepp.core.limits import STAGES_MAX
 from wavepp.infra.config import DrainingConfig
-from wavepp.infra.config_fields import WILDCARD_HOSTS
+from wavepp.infra.config_fields import WILDCARD_HOSTS, Host
 
 
 class StageConfig(DrainingConfig):
@@ -34,7 +34,7 @@ class StageConfig(DrainingConfig):
     precision: Literal["auto", "highest", "high", "medium"] = Field("auto", description="Of fp32 products.")
     link: Literal["ucx", "socket"] = Field("ucx", description="What carries activations.")
     ucx_profile: Literal["tcp", "shm"] = Field("tcp", description="shm: shared memory within one machine.")
-    link_host: str | None = Field(None, description="Address for links; that of advertise_address if absent.")
+    link_host: Host | None = Field(None, description="Address for links; that of advertise_address if absent.")
     link_port: int = Field(0, ge=0, le=65535, description="Port for links; 0 takes a free one.")
     step_timeout_s: float = Field(
         300.0,
@@ -44,6 +44,16 @@ class StageConfig(DrainingConfig):
     )
     models_dir: Path | None = Field(None, description="Where `wavepp model fetch` keeps checkpoints.")
     validate_invariants: bool = Field(False, description="Check every invariant after every event (slow).")
+
+    @property
+    def links_at(self) -> str:
+        """The host on which links are listened for, and which is published for them."""
+        return self.link_host or self.advertised_host
+
+    @property
+    def listens(self) -> tuple[tuple[str, int], ...]:
+        """With the port for links, which the first stage does not need."""
+        return (*super().listens, *(((self.links_at, self.link_port),) if self.stage else ()))
 
     @model_validator(mode="after")
     def _check_stage(self) -> Self:

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 from pydantic_settings import NoDecode
 
 from wavepp.core.limits import NAME_BYTES_MAX
+from wavepp.infra.addresses import brackets_hint
 from wavepp.infra.errors import StartupError
 from wavepp.infra.etcd.channel import EtcdTls
 from wavepp.infra.etcd.client import EtcdClient
@@ -18,7 +19,7 @@ from wavepp.infra.logs import LogFormat, LogLevel
 from wavepp.infra.telemetry import TracingOptions
 
 _HOST_PORT: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):(?P<port>\d{1,5})")
-WILDCARD_HOSTS: Final = frozenset({"", "0.0.0.0", "::", "[::]"})
+WILDCARD_HOSTS: Final = frozenset({"", "0.0.0.0", "::"})
 _ENDPOINTS_MAX: Final = 16
 
 
@@ -34,8 +35,12 @@ def _host_port(value: str) -> str:
     bare = value.removeprefix("http://").rstrip("/")
     found = _HOST_PORT.fullmatch(bare)
     if not found or not 0 < int(found["port"]) < 65536:
-        raise ValueError(f"{value!r} is not host:port")
+        raise ValueError(f"{value!r} is not host:port{brackets_hint(bare)}")
     return bare
+
+
+def _without_brackets(host: Any) -> Any:
+    return host.strip("[]") if isinstance(host, str) else host
 
 
 def _existing_file(path: Path) -> Path:
@@ -48,6 +53,8 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=
 """Goes into etcd keys and metric labels, so without slashes and spaces."""
 HostPort = Annotated[str, AfterValidator(_host_port)]
 HostPorts = Annotated[tuple[HostPort, ...], NoDecode, BeforeValidator(_split)]
+Host = Annotated[str, BeforeValidator(_without_brackets), Field(max_length=253)]
+"""A name or an address; of an IPv6 address without brackets, which may be given."""
 ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
 
 
@@ -100,7 +107,9 @@ class EtcdFields(BaseModel):
 class BindFields(BaseModel):
     """Where this process listens, and under which address others reach it."""
 
-    bind_host: str = Field(default="127.0.0.1", max_length=253, description="Address to listen on; 0.0.0.0 for all.")
+    bind_host: Host = Field(
+        default="127.0.0.1", description="Address to listen on; 0.0.0.0 and :: for all, IPv6 included."
+    )
     bind_port: int = Field(default=0, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
     advertise_address: str | None = Field(
         default=None, max_length=260, description="host or host:port for others to connect to; bind address if absent."
@@ -114,6 +123,8 @@ class BindFields(BaseModel):
                     f"bind_host {self.bind_host!r} is no address to connect to; give advertise_address as well"
                 )
         elif not _HOST_PORT.fullmatch(self.advertise_address):
+            if hint := brackets_hint(self.advertise_address):
+                raise ValueError(f"advertise_address {self.advertise_address!r} is not host or host:port{hint}")
             _host_port(f"{self.advertise_address}:1")
         return self
 
@@ -153,3 +164,8 @@ class ObserveFields(BaseModel):
 
 class CommonFields(ClusterFields, EtcdFields, BindFields, ObserveFields):
     """All of them: what a service has."""
+
+    @property
+    def listens(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of all that the process listens on."""
+        return (self.bind_host, self.bind_port), (self.bind_host, self.metrics_port)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from typing import Any, Final, Self, TypeVar
 
@@ -13,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from wavepp.core.limits import MESSAGE_BYTES_MAX
 from wavepp.infra.errors import StartupError
+from wavepp.infra.ports import check_port
 from wavepp.infra.rpc_errors import ErrorInterceptor, ErrorTable
 
 S = TypeVar("S")
@@ -101,9 +101,10 @@ class RpcServer:
 
     async def start(self, host: str, port: int) -> int:
         """Listen and serve; returns the port (0 asks for any free one). Raises StartupError if it cannot be had."""
-        await _check_bindable(host, port)
+        # gRPC says only that binding failed, after lines of its own on stderr; the socket says why.
+        await check_port(host, port)
         reflection.enable_server_reflection(self._names, self._server)
-        address = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             bound = self._server.add_insecure_port(address)
         except RuntimeError as error:
@@ -146,16 +147,3 @@ class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]
         """Say NOT_SERVING, for good."""
         await super().enter_graceful_shutdown()
         self._stopping.set()
-
-
-async def _check_bindable(host: str, port: int) -> None:
-    """gRPC says only that binding failed, after lines of its own on stderr; the socket says why."""
-    bare = host.strip("[]")
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(bare or None, port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise StartupError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

@@ -40,6 +40,12 @@ async def test_not_ready_may_still_be_alive(server: RpcServer) -> None:
     assert await ask(address, "--live") == (0, "SERVING\n")
 
 
+@pytest.mark.parametrize("address", ["::1:8470", "fd00::2"])
+async def test_an_ipv6_address_without_brackets_is_told_from_one_where_nobody_is(address: str) -> None:
+    said = f"wavepp health: {address!r} is not host:port; an IPv6 address needs brackets, as in [::1]:8470\n"
+    assert await ask(address) == (1, said)
+
+
 async def test_nobody_there_is_1_within_the_time() -> None:
     began = time.monotonic()
     code, said = await ask(NOBODY, "--timeout", "5")

@@ -11,7 +11,8 @@ from typing import Any, Final, Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from wavepp.core.errors import WaveppError
+from wavepp.core.errors import InvalidInputError, WaveppError
+from wavepp.infra.addresses import brackets_hint
 from wavepp.infra.rpc import CHANNEL_OPTIONS
 from wavepp.infra.rpc_errors import PUSHBACK_KEY
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
@@ -43,6 +44,9 @@ class MeshClient:
     """A mesh at host:port. Thread-safe. Every method raises CallError."""
 
     def __init__(self, address: str) -> None:
+        """Raises InvalidInputError for what cannot be an address."""
+        if hint := brackets_hint(address):
+            raise InvalidInputError(f"{address!r} is not host:port{hint}")
         self.address = address
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._prefill = prefill_pb2_grpc.PrefillServiceStub(self._channel)

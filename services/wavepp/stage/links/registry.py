@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 from wavepp.core.errors import InvalidInputError
@@ -13,10 +14,13 @@ if TYPE_CHECKING:
 TransportKind = Literal["ucx", "socket"]
 
 
-def make_transport(kind: TransportKind, options: LinkOptions, *, ucx_profile: UcxProfile = "tcp") -> Transport:
+def make_transport(
+    kind: TransportKind, options: LinkOptions, *, ucx_profile: UcxProfile = "tcp", ucx_devices: Sequence[str] = ()
+) -> Transport:
     """A transport for the running event loop; close it before the loop ends.
 
-    `ucx_profile` "shm" uses shared memory between processes of one machine; both ends must choose it.
+    `ucx_profile` "shm" uses shared memory between processes of one machine; both ends must choose it. UCX listens on
+    and connects from addresses of `ucx_devices` only, where these are given.
     Raises TransportUnavailableError when ucxx is not installed, InvalidInputError for an unknown kind.
     """
     match kind:
@@ -27,5 +31,5 @@ def make_transport(kind: TransportKind, options: LinkOptions, *, ucx_profile: Uc
         case "ucx":
             from wavepp.stage.links.ucx import UcxTransport
 
-            return UcxTransport(options, ucx_profile)
+            return UcxTransport(options, ucx_profile, ucx_devices)
     raise InvalidInputError(f"link kind {kind!r} is unknown; known: {', '.join(get_args(TransportKind))}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import logging
 import socket as net
-import stat
+from collections.abc import Sequence
 from ipaddress import IPv4Address
 from typing import Any
 
@@ -18,13 +18,14 @@ from wavepp.stage.links.open_links import OpenLinks
 from wavepp.stage.links.session import LinkSession
 from wavepp.stage.links.socket import split_address
 from wavepp.stage.links.ucx_driver import UcxDriver, UcxProfile
+from wavepp.stage.links.ucx_hosts import ipv4_addresses, own_addresses, replace_listener
 from wavepp.stage.links.ucx_wire import UcxWire
+
+_log = logging.getLogger(__name__)
 
 
 class UcxListener:
-    """A `LinkListener` of UCX, which knows ports but no hosts: it listens on all IPv4 addresses of the machine. On a
-    loopback address it is then tied to the loopback device; another address is only published.
-    """
+    """A `LinkListener` of UCX. UCX knows no hosts: its socket is replaced by one that listens where it should."""
 
     def __init__(self, driver: UcxDriver, links: OpenLinks, check: HelloCheck, host: str, port: int) -> None:
         self._driver = driver
@@ -37,17 +38,37 @@ class UcxListener:
 
     async def start(self) -> str:
         """See `LinkListener.start`."""
-        own = await _ipv4_address(self._host)
         try:
-            self._listener = self._driver.listen(self._port, self._newcomer)
-        except self._driver.ucx_error as error:
-            raise LinkConnectError(f"UCX cannot listen on port {self._port}: {error}") from error
-        if own.is_loopback:
-            try:
-                _tie_to_loopback(self._listener.port)
-            except OSError as error:
-                raise LinkConnectError(f"UCX listens on all addresses, and cannot be kept to {own}: {error}") from error
-        return f"ucx://{self._host}:{self._listener.port}"
+            found = await ipv4_addresses(self._host)
+        except OSError as error:
+            raise LinkConnectError(
+                f"links over UCX listen on IPv4 only, and {self._host!r} is no such address ({error}): give link_host "
+                "an IPv4 address, or use --link socket"
+            ) from error
+        address = found[0] if len(found) == 1 else IPv4Address(0)
+        if len(found) > 1:
+            _log.warning(
+                "links listen on all IPv4 addresses of this machine: %r has several (%s), and UCX takes one or all; "
+                "give link_host the address that is meant",
+                self._host,
+                ", ".join(map(str, found)),
+            )
+        try:
+            # UCX answers from an address of a device, so all of 127.0.0.0/8 but 127.0.0.1 would never come up.
+            if len(found) == 1 and address not in {each for _, each in own_addresses()}:
+                raise LinkConnectError(
+                    f"{self._host!r} is {address}, which no network device of this machine has: give link_host an "
+                    "address that one has"
+                )
+            with net.create_server((str(address), self._port)) as own:
+                own.setblocking(False)
+                port = own.getsockname()[1]
+                self._listener = self._driver.listen(self._newcomer)
+                replace_listener(self._listener.port, own)
+        except (OSError, self._driver.ucx_error) as error:
+            self._listener = None
+            raise LinkConnectError(f"cannot listen on {address}:{self._port} over UCX: {error}") from error
+        return f"ucx://{self._host}:{port}"
 
     async def accept(self) -> LinkSession:
         """See `LinkListener.accept`."""
@@ -65,43 +86,11 @@ class UcxListener:
         self._handshakes.welcome(session)
 
 
-async def _ipv4_address(host: str) -> IPv4Address:
-    """Raises LinkConnectError unless `host` has one."""
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, family=net.AF_INET, type=net.SOCK_STREAM)
-    except OSError as error:
-        raise LinkConnectError(
-            f"links over UCX listen on IPv4 only, and {host!r} is no such address ({error}): give link_host an IPv4 "
-            "address, or use --link socket"
-        ) from error
-    return IPv4Address(found[0][4][0])
-
-
-def _tie_to_loopback(port: int) -> None:
-    """Let the listening socket of this process at `port` take only what comes over the loopback device.
-
-    Raises OSError. UCX has no handle for its listener's socket, so it is looked for.
-    """
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
-                continue
-            own = net.socket(fileno=os.dup(int(name)))
-        except OSError:
-            continue  # closed meanwhile
-        with own:
-            listens = own.family == net.AF_INET and own.getsockopt(net.SOL_SOCKET, net.SO_ACCEPTCONN)
-            if listens and own.getsockname()[1] == port:
-                own.setsockopt(net.SOL_SOCKET, net.SO_BINDTODEVICE, b"lo")
-                return
-    raise OSError(f"no socket of this process listens on port {port}")
-
-
 class UcxTransport:
     """The `ucx` transport: one worker in this process's event loop."""
 
-    def __init__(self, options: LinkOptions, profile: UcxProfile = "tcp") -> None:
-        self.driver = UcxDriver(profile)
+    def __init__(self, options: LinkOptions, profile: UcxProfile = "tcp", devices: Sequence[str] = ()) -> None:
+        self.driver = UcxDriver(profile, devices)
         self._links = OpenLinks(options)
 
     def listen(self, check: HelloCheck, *, host: str = "127.0.0.1", port: int = 0) -> UcxListener:
@@ -128,7 +117,8 @@ class UcxTransport:
         except TimeoutError:
             raise LinkConnectError(f"the name of {address} was not resolved within {timeout_s} s") from None
         except (OSError, LinkConnectError, self.driver.ucx_error) as error:
-            raise LinkConnectError(f"cannot connect to {address}: {error}") from error
+            over = f" over {','.join(self.driver.devices)}" if self.driver.devices else ""
+            raise LinkConnectError(f"cannot connect to {address}{over}: {error}") from error
         return session
 
     async def close(self) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 UcxProfile = Literal["tcp", "shm"]
 
-# Else the kernel keeps a fixed port for a minute from who listens next, for connections of a process that was killed.
-_SAME_PORT_AGAIN: Final = {"TCP_CM_REUSEADDR": "y"}
-
 _TCP: Final = {
     # Only transports that report a dead peer; listeners' endpoints would use no others anyway.
     "TLS": "tcp",
@@ -41,14 +38,13 @@ _TCP: Final = {
     "RNDV_THRESH": "inf",
     "TCP_TX_SEG_SIZE": "256k",
     "TCP_RX_SEG_SIZE": "256k",
-    **_SAME_PORT_AGAIN,
 }
 PROFILES: Final[dict[UcxProfile, dict[str, str]]] = {
     "tcp": _TCP,
     # Same host only (both ends must choose it). Faster than TCP up to about 1 MB if cores are free; larger frames
     # go in small fragments, and take several times as long as over TCP when both ends do not run at the same
     # time. Measure before you choose it. POSIX_ERROR_HANDLING keeps the detection of dead peers.
-    "shm": {"TLS": "tcp,posix", "POSIX_ERROR_HANDLING": "y", "RNDV_THRESH": "inf", **_SAME_PORT_AGAIN},
+    "shm": {"TLS": "tcp,posix", "POSIX_ERROR_HANDLING": "y", "RNDV_THRESH": "inf"},
 }
 
 _STEPS_PER_TURN: Final = 32
@@ -93,12 +89,27 @@ class _Posted:
 class UcxDriver:
     """One UCX context and worker. Made inside a running loop and used only there."""
 
-    def __init__(self, profile: UcxProfile) -> None:
+    def __init__(self, profile: UcxProfile, devices: Sequence[str] = ()) -> None:
+        """`devices` are the only ones whose addresses UCX listens on and connects from; none stands for all.
+
+        Raises TransportUnavailableError.
+        """
         self._ucx, arr = load_ucxx()
         self._array = arr.Array
         self._loop = asyncio.get_running_loop()
         features = (self._ucx.Feature.STREAM, self._ucx.Feature.WAKEUP)
-        self._context = self._ucx.UCXContext(dict(PROFILES[profile]), feature_flags=features)
+        settings = dict(PROFILES[profile])
+        # What a user set wins.
+        self.devices = () if "UCX_NET_DEVICES" in os.environ else tuple(devices)
+        if self.devices:
+            settings["NET_DEVICES"] = ",".join(self.devices)
+        try:
+            self._context = self._ucx.UCXContext(settings, feature_flags=features)
+        except self._ucx.UCXError as error:
+            raise TransportUnavailableError(
+                f"UCX cannot use {', '.join(self.devices) or 'any device'} ({error}): give link_host an address "
+                "of a device that is up, name one in UCX_NET_DEVICES, or use --link socket"
+            ) from error
         self._worker = self._ucx.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=False)
         self._worker.init_blocking_progress_mode()
         self._descriptor = self._worker.epoll_file_descriptor
@@ -111,8 +122,9 @@ class UcxDriver:
 
     # --- connections ---------------------------------------------------------------------------------------
 
-    def listen(self, port: int, arrived: Callable[[Any], None]) -> Any:
-        """A UCX listener on all addresses; `arrived(endpoint)` is called on the loop. Keep what is returned.
+    def listen(self, arrived: Callable[[Any], None]) -> Any:
+        """A UCX listener on all addresses and any free port; `arrived(endpoint)` is called on the loop. Keep what is
+        returned.
 
         Raises UCXError.
         """
@@ -121,7 +133,7 @@ class UcxDriver:
             self._deferred.append(lambda: arrived(endpoint))
 
         listener = self._ucx.UCXListener.create(
-            worker=self._worker, port=port, cb_func=callback, cb_args=(), deliver_endpoint=True
+            worker=self._worker, port=0, cb_func=callback, cb_args=(), deliver_endpoint=True
         )
         self.kick()
         return listener
