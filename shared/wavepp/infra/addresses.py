@@ -8,6 +8,11 @@ from typing import Final
 _COLONS_AND_DIGITS: Final = re.compile(r"[0-9A-Fa-f:.]*(%.*)?")
 
 
+def join_host_port(host: str, port: int) -> str:
+    """host:port; an IPv6 address comes without brackets and gets them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def brackets_hint(address: str) -> str:
     """What to add to the refusal of `address` when it is an IPv6 address without brackets, with a port or without;
     empty for all others.

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 from pydantic_settings import NoDecode
 
 from wavepp.core.limits import NAME_BYTES_MAX
-from wavepp.infra.addresses import brackets_hint
+from wavepp.infra.addresses import brackets_hint, join_host_port
 from wavepp.infra.errors import StartupError
 from wavepp.infra.etcd.channel import EtcdTls
 from wavepp.infra.etcd.client import EtcdClient
@@ -140,7 +140,7 @@ class BindFields(BaseModel):
         address = self.advertise_address or self.bind_host
         if _HOST_PORT.fullmatch(address):
             return address
-        return f"[{address}]:{port}" if ":" in address and not address.startswith("[") else f"{address}:{port}"
+        return join_host_port(address.strip("[]"), port)
 
 
 class ObserveFields(BaseModel):

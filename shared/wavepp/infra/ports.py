@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from wavepp.infra.addresses import join_host_port
 from wavepp.infra.errors import StartupError
 
 _log = logging.getLogger(__name__)
@@ -70,8 +71,7 @@ async def check_port(host: str, port: int) -> None:
     if not taken and len(failed) < len(found):
         return
     first = (taken or failed)[0]
-    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    said = f"cannot listen on {where}: {first.strerror or first}"
+    said = f"cannot listen on {join_host_port(host, port)}: {first.strerror or first}"
     if taken:
         raise PortTakenError(said + await asyncio.to_thread(_holder, port)) from first
     raise StartupError(said) from first

@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from wavepp.core.limits import MESSAGE_BYTES_MAX
+from wavepp.infra.addresses import join_host_port
 from wavepp.infra.errors import StartupError
 from wavepp.infra.ports import check_port
 from wavepp.infra.rpc_errors import ErrorInterceptor, ErrorTable
@@ -104,7 +105,7 @@ class RpcServer:
         # gRPC says only that binding failed, after lines of its own on stderr; the socket says why.
         await check_port(host, port)
         reflection.enable_server_reflection(self._names, self._server)
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = join_host_port(host, port)
         try:
             bound = self._server.add_insecure_port(address)
         except RuntimeError as error:

@@ -43,9 +43,9 @@ def test_port_taken_in_between_is_tried_again(
     tmp_path: Path, etcd_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = int(etcd_endpoint.split(":")[1])
-    free = etcd_server._free_ports
-    offered = iter([(taken, free()[1]), free()])
-    monkeypatch.setattr(etcd_server, "_free_ports", lambda: next(offered))
+    free = [etcd_server._free_ports("127.0.0.1") for _ in range(2)]
+    offered = iter([(taken, free[0][1]), free[1]])
+    monkeypatch.setattr(etcd_server, "_free_ports", lambda _host: next(offered))
     server = EtcdServer(tmp_path / "data", tmp_path / "etcd.log", fsync=False)
     server.start()
     try:

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from wavepp.cli.local.leftovers import forget_processes, note_processes
 from wavepp.cli.local.processes import ManagedProcess, ProcessDiedError, too_often
 from wavepp.core.errors import WaveppError
+from wavepp.infra.addresses import join_host_port
 from wavepp.infra.etcd.server import EtcdServer
 from wavepp.infra.rpc import CHANNEL_OPTIONS
 
@@ -36,8 +37,9 @@ class ClusterNotReadyError(WaveppError):
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """What to start. Of several routers and directories one leads, the others stand by; `router_port` is the first
-    one's. `stage_arguments`, `router_arguments`, `directory_arguments` and `common_arguments` are flags as
-    the processes take them; `per_stage` adds flags for one stage. `etcd_endpoints`: a user's own etcd instead of ours.
+    one's. `host`, a loopback address, is where etcd listens and the routers are found. `stage_arguments`,
+    `router_arguments`, `directory_arguments` and `common_arguments` are flags as the processes take them; `per_stage`
+    adds flags for one stage. `etcd_endpoints`: a user's own etcd instead of ours.
     """
 
     run_dir: Path
@@ -47,6 +49,7 @@ class ClusterSpec:
     routers: int = 1
     directories: int = 1
     tokenizer: Path | None = None
+    host: str = "127.0.0.1"
     etcd_endpoints: str = ""
     common_arguments: tuple[str, ...] = ()
     stage_arguments: tuple[str, ...] = ()
@@ -82,12 +85,12 @@ class LocalCluster:
     @property
     def address(self) -> str:
         """Where clients connect: the first router's."""
-        return f"127.0.0.1:{self.router_port}"
+        return join_host_port(self.spec.host, self.router_port)
 
     @property
     def addresses(self) -> list[str]:
         """Of all routers."""
-        return [f"127.0.0.1:{port}" for port in self.router_ports]
+        return [join_host_port(self.spec.host, port) for port in self.router_ports]
 
     @property
     def router(self) -> ManagedProcess | None:
@@ -129,7 +132,7 @@ class LocalCluster:
             shutil.rmtree(data_dir, ignore_errors=True)
             log_file = spec.run_dir / "etcd.log"
             log_file.unlink(missing_ok=True)
-            self.etcd = EtcdServer(data_dir, log_file)
+            self.etcd = EtcdServer(data_dir, log_file, host=spec.host)
             self.etcd.start()
             self._etcd_started.append(time.monotonic())
             note_processes(spec.run_dir, self.pids)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from wavepp.core.errors import InvalidInputError, PeerProtocolError
 from wavepp.core.wire.hello import Hello
 from wavepp.core.wire.prologue import PROLOGUE_BYTES, Prologue
+from wavepp.infra.addresses import join_host_port
 from wavepp.stage.links.base import LinkOptions
 from wavepp.stage.links.errors import LinkConnectError, LossReason
 from wavepp.stage.links.handshake_queue import HandshakeQueue
@@ -201,10 +202,9 @@ class SocketListener:
         try:
             self._server = await loop.create_server(self._newcomer, self._host, self._port)
         except OSError as error:
-            raise LinkConnectError(f"cannot listen on {self._host}:{self._port}: {error}") from error
+            raise LinkConnectError(f"cannot listen on {join_host_port(self._host, self._port)}: {error}") from error
         port = self._server.sockets[0].getsockname()[1]
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"tcp://{host}:{port}"
+        return f"tcp://{join_host_port(self._host, port)}"
 
     async def accept(self) -> LinkSession:
         """See `LinkListener.accept`."""

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from wavepp.infra.addresses import join_host_port
 from wavepp.infra.errors import StartupError
 
 _log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def find_binary() -> Path:
 
 
 class EtcdServer:
-    """One etcd process that listens on 127.0.0.1. Blocking; call it from a thread when an event loop runs.
+    """One etcd process that listens on `host`. Blocking; call it from a thread when an event loop runs.
 
     The ports are chosen at the first start and kept, so that `start` after `stop` is a restart with the same data.
     """
@@ -65,6 +66,7 @@ class EtcdServer:
         data_dir: Path,
         log_file: Path,
         *,
+        host: str = "127.0.0.1",
         binary: Path | None = None,
         fsync: bool = True,
         flags: Sequence[str] = (),
@@ -72,6 +74,7 @@ class EtcdServer:
         """`flags` are added to etcd's command line as they are. Without `fsync` a crash may lose writes: for tests."""
         self._data_dir = data_dir
         self._log_file = log_file
+        self._host = host
         self._binary = binary
         self._fsync = fsync
         self._flags = tuple(flags)
@@ -83,7 +86,7 @@ class EtcdServer:
         """host:port for clients; known once `start` has returned."""
         if self._ports is None:
             raise StartupError("etcd has not been started")
-        return f"127.0.0.1:{self._ports[0]}"
+        return join_host_port(self._host, self._ports[0])
 
     @property
     def pid(self) -> int:
@@ -101,7 +104,7 @@ class EtcdServer:
         self._data_dir.mkdir(parents=True, exist_ok=True)
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(PORT_TRIES):
-            ports = self._ports or _free_ports()
+            ports = self._ports or _free_ports(self._host)
             offset = self._log_file.stat().st_size if self._log_file.exists() else 0
             # A name of its own for each start, to know our process from another that answers at the same port.
             name = f"local-{secrets.token_hex(4)}"
@@ -134,7 +137,7 @@ class EtcdServer:
         return self._process.poll() if self._process is not None else None
 
     def _spawn(self, binary: Path, name: str, ports: tuple[int, int]) -> subprocess.Popen[bytes]:
-        client, peer = (f"http://127.0.0.1:{port}" for port in ports)
+        client, peer = (f"http://{join_host_port(self._host, port)}" for port in ports)
         command = [
             str(binary),
             f"--name={name}",
@@ -161,7 +164,8 @@ class EtcdServer:
     def _wait_ready(self, name: str, port: int, timeout_s: float) -> bool:
         ends = time.monotonic() + timeout_s
         while time.monotonic() < ends and self._process is not None and self._process.poll() is None:
-            if _healthy(port) and f'"{name}"'.encode() in _ask(port, "POST", "/v3/cluster/member/list", "{}"):
+            members = (self._host, port, "POST", "/v3/cluster/member/list", "{}")
+            if _healthy(self._host, port) and f'"{name}"'.encode() in _ask(*members):
                 return True
             time.sleep(_POLL_S)
         return False
@@ -173,13 +177,13 @@ class EtcdServer:
             return log.read().decode("utf-8", "replace")
 
 
-def _healthy(port: int) -> bool:
-    return b'"true"' in _ask(port, "GET", "/health")
+def _healthy(host: str, port: int) -> bool:
+    return b'"true"' in _ask(host, port, "GET", "/health")
 
 
-def _ask(port: int, method: str, path: str, body: str | None = None) -> bytes:
+def _ask(host: str, port: int, method: str, path: str, body: str | None = None) -> bytes:
     """The answer's body, or nothing when there is no answer (yet)."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ASK_TIMEOUT_S)
+    connection = http.client.HTTPConnection(host, port, timeout=_ASK_TIMEOUT_S)
     try:
         connection.request(method, path, body)
         return connection.getresponse().read(_ANSWER_BYTES_MAX)
@@ -189,10 +193,11 @@ def _ask(port: int, method: str, path: str, body: str | None = None) -> bytes:
         connection.close()
 
 
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
+def _free_ports(host: str) -> tuple[int, int]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as first, socket.socket(family) as second:
+        first.bind((host, 0))
+        second.bind((host, 0))
         return first.getsockname()[1], second.getsockname()[1]
 
 
