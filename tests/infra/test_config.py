@@ -232,3 +232,8 @@ def test_published_address(host: str, advertise: str | None, published: str) -> 
 )
 def test_published_host(host: str, advertise: str | None, published: str) -> None:
     assert StageLike(bind_host=host, advertise_address=advertise).advertised_host == published
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_an_ipv6_address_to_listen_on_may_have_brackets(host: str) -> None:
+    assert resolve(StageLike, ["--bind-host", host]).bind_host == "::1"

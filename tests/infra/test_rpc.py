@@ -334,6 +334,14 @@ async def test_a_peer_that_has_gone_silent_ends_the_stream_within_the_keepalive_
     await server.stop(0)
 
 
+@pytest.mark.parametrize(("first", "second"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "0.0.0.0"), ("0.0.0.0",) * 2])
+async def test_two_servers_never_share_a_port(first: str, second: str) -> None:
+    async with rpc.RpcServer() as one, rpc.RpcServer() as other:
+        port = await one.start(first, 0)
+        with pytest.raises(StartupError, match=f"cannot listen on {second}:{port}: Address already in use"):
+            await other.start(second, port)
+
+
 async def test_port_in_use_is_a_startup_error_of_one_line(bench: Bench) -> None:
     other = rpc.RpcServer()
     with pytest.raises(StartupError) as error:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,52 +15,18 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from perf.starts import Parts, answer, orders
 
-from mesh_support import QUICK, eventually, open_client, write_profile
-from wavepp.cli.local.cluster import free_port
-from wavepp.cli.local.processes import ManagedProcess
-from wavepp.infra.etcd.server import EtcdServer
+from mesh_support import READY_S, eventually, write_profile
 
 STOP_S = 2.0
 LATE_S = 3.0
-
-
-class Parts:
-    """The five kinds of process of one mesh, each started when it is asked for."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.etcd = EtcdServer(run_dir / "etcd", run_dir / "etcd.log", fsync=False)
-        # So that its port is known before the others start, and stays.
-        self.etcd.start()
-        self.etcd.stop()
-        self.router_port = free_port()
-        model = write_profile(run_dir / "profile.json")
-        common = ("--etcd-endpoints", self.etcd.endpoint, *QUICK)
-        stage = (*common, "--stages", "2", "--model", model, "--link", "socket")
-        self.processes = {
-            "directory": ManagedProcess("directory", "wavepp.directory", common, run_dir / "directory.log"),
-            "router": ManagedProcess(
-                "router", "wavepp.router", (*common, "--bind-port", str(self.router_port)), run_dir / "router.log"
-            ),
-            "stage-0": ManagedProcess("stage-0", "wavepp.stage", (*stage, "--stage", "0"), run_dir / "stage-0.log"),
-            "stage-1": ManagedProcess("stage-1", "wavepp.stage", (*stage, "--stage", "1"), run_dir / "stage-1.log"),
-        }
-
-    def start(self, kind: str) -> None:
-        if kind == "etcd":
-            self.etcd.start()
-        else:
-            self.processes[kind].start()
-
-    def stop(self) -> None:
-        for process in self.processes.values():
-            process.stop()
-        self.etcd.stop()
+LONG_ORDERS = 10
 
 
 @pytest.fixture
 def parts(tmp_path: Path) -> Iterator[Parts]:
-    made = Parts(tmp_path)
+    made = Parts(tmp_path, "socket")
     yield made
     made.stop()
 
@@ -66,16 +35,13 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
     "order",
     [
         ("stage-1", "router", "stage-0", "directory", "etcd"),
-        pytest.param(("router", "directory", "etcd", "stage-1", "stage-0"), marks=pytest.mark.long),
-        pytest.param(("directory", "stage-0", "etcd", "stage-1", "router"), marks=pytest.mark.long),
-        pytest.param(("etcd", "stage-0", "stage-1", "router", "directory"), marks=pytest.mark.long),
-        pytest.param(("stage-0", "etcd", "router", "directory", "stage-1"), marks=pytest.mark.long),
+        *(pytest.param(order, marks=pytest.mark.long) for order in orders(LONG_ORDERS, seed=1)),
     ],
-    ids=lambda order: f"{order[-1]} last",
+    ids=" ".join,
 )
 async def test_a_cold_start_in_any_order_needs_no_restart(parts: Parts, order: tuple[str, ...]) -> None:
     for kind in order[:-1]:
-        await asyncio.to_thread(parts.start, kind)
+        await parts.start(kind)
     if order[-1] == "etcd":
         for process in parts.processes.values():
             log = partial(asyncio.to_thread, process.log_file.read_text)
@@ -83,11 +49,10 @@ async def test_a_cold_start_in_any_order_needs_no_restart(parts: Parts, order: t
     else:
         # How late the last one is, and no waiting for something: the others do not say that they have nothing to do.
         await asyncio.sleep(LATE_S)
-    await asyncio.to_thread(parts.start, order[-1])
-    async with open_client(f"127.0.0.1:{parts.router_port}") as client:
-        await client.ready()
-        await client.answer(range(200), 2)
-    assert all(len(process.started) == 1 and process.running for process in parts.processes.values())
+    await parts.start(order[-1])
+    async with asyncio.timeout(READY_S):
+        await answer(parts.address)
+    assert not parts.ended()
 
 
 @pytest.mark.parametrize("service", ["router", "directory", "stage"])
@@ -97,6 +62,34 @@ def test_a_process_that_waits_for_etcd_stops_at_once(service: str, tmp_path: Pat
         service, "waiting for etcd", *(arguments if service == "stage" else ()), "--etcd-endpoints", "127.0.0.1:1"
     )
     assert ended == 0
+
+
+@pytest.mark.parametrize(
+    ("service", "setting"), [("router", "--bind-port"), ("directory", "--metrics-port"), ("stage", "--link-port")]
+)
+def test_a_port_that_a_predecessor_has_for_a_moment_longer_is_waited_for(
+    service: str, setting: str, etcd_endpoint: str, tmp_path: Path
+) -> None:
+    arguments = ("--stage", "1", "--stages", "2", "--model", write_profile(tmp_path / "p.json"))
+    with socket.create_server(("127.0.0.1", 0)) as predecessor:
+        port = predecessor.getsockname()[1]
+        command = [sys.executable, "-m", f"wavepp.{service}", setting, str(port), "--cluster", f"waits-{service}"]
+        command += ["--etcd-endpoints", etcd_endpoint, *(arguments if service == "stage" else ())]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            said = []
+            for line in process.stderr:
+                said.append(json.loads(line))
+                if "waiting for at most" in line:
+                    predecessor.close()
+                elif "metrics port" in line:
+                    break
+            process.terminate()
+            process.communicate(timeout=10 * STOP_S)
+    assert process.returncode == 0
+    warnings = [each["msg"] for each in said if each["level"] == "warning"]
+    assert len(warnings) == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use (process {os.getpid()}, " in warnings[0]
 
 
 def terminated(service: str, words: str, *arguments: str) -> int:
