@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -42,6 +43,13 @@ def mesh_on_ipv6(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClus
     )
     with running_mesh(spec, quiet_logs=True) as cluster:
         yield cluster
+
+
+def test_a_mesh_on_loopback_listens_nowhere_else(mesh: LocalCluster) -> None:
+    for name, pid in mesh.pids.items():
+        found = {c.laddr.ip for c in psutil.Process(pid).net_connections() if c.status == "LISTEN"}
+        assert found, name
+        assert found <= {"127.0.0.1", "::ffff:127.0.0.1"}, name
 
 
 async def test_a_mesh_on_ipv6_answers(mesh_on_ipv6: LocalCluster) -> None:
