@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from perf.load import Prompts
 from perf.prefill import MESH, Series, goals_of, ratio_rows
 from perf.report import Goal, table
+from perf.starts import KINDS, orders
 from perf.stats import Step, percentile, spread, utilisation
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,14 @@ def test_utilisation_counts_what_lies_inside_the_window_for_each_stage() -> None
         Step(1, 400, 10),  # not in it at all
     ]
     assert utilisation(steps, 50, 150) == {0: 0.8, 1: 0.1}
+
+
+def test_orders_of_starts_have_each_kind_at_each_place_equally_often() -> None:
+    drawn = orders(25, seed=3)
+    assert len(set(drawn)) == 25
+    for place in range(len(KINDS)):
+        assert sorted(order[place] for order in drawn) == sorted(KINDS * 5)
+    assert len(set(orders(120, seed=3))) == 120
 
 
 def test_an_empty_window_is_refused() -> None:

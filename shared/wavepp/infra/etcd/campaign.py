@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 SUPERSEDED_PAUSE_S: Final = 1.0
 WAIT_WARN_PERIOD_S: Final = 10.0
+WAIT_PAUSE_MAX_S: Final = 0.5
+"""Between two questions whether etcd is there, which mostly do not leave the process."""
 
 
 class Candidate(Protocol):
@@ -65,7 +67,7 @@ async def await_etcd(client: EtcdClient, wait_s: float, stop: asyncio.Event) -> 
 
     Raises StartupError when it does not within `wait_s`, or refuses the question itself.
     """
-    ends, backoff, warn_at = time.monotonic() + wait_s, Backoff(), 0.0
+    ends, backoff, warn_at = time.monotonic() + wait_s, Backoff(max_s=WAIT_PAUSE_MAX_S), 0.0
     while not stop.is_set():
         try:
             await client.get("/wavepp/")

@@ -28,7 +28,8 @@ OPTIONS: Final = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.lb_policy_name", "round_robin"),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 5_000),
+    # A mesh whose etcd was away for long is to serve within seconds of its return.
+    ("grpc.max_reconnect_backoff_ms", 1_000),
     # How long one attempt to connect may take; the default of 20 s hides a stopped server.
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),
