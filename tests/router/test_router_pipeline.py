@@ -88,6 +88,25 @@ async def test_a_router_that_is_elected_again_raises_the_epoch_under_its_new_tok
         pipeline.close()
 
 
+async def test_a_stage_that_comes_as_another_process_ends_the_pause_before_an_epoch() -> None:
+    async with TaskOwner(asyncio.Event()) as tasks, asyncio.timeout(5.0):
+        etcd, events = Refusing([]), list[Any]()
+        pipeline = made(etcd, tasks, events)
+        pipeline.keeper.tries = 30
+        pipeline.keeper.phase = ep.EpochPhase.READY
+        pipeline.keeper._known[StageIndex(0)] = Incarnation("i")
+        pipeline.epoch_event(ep.StageUp(StageIndex(0), Incarnation("i"), ""))
+        raising = pipeline._raising
+        assert raising is not None
+        assert not (await asyncio.wait({raising}, timeout=0.05))[0], "it pauses"
+        assert not etcd.asked.is_set()
+        before = asyncio.get_running_loop().time()
+        pipeline.epoch_event(ep.StageUp(StageIndex(0), Incarnation("another"), ""))
+        await raising
+        assert asyncio.get_running_loop().time() - before < ep.PAUSE_MAX_S / 2
+        pipeline.close()
+
+
 @pytest.mark.parametrize("error", [EtcdUnavailableError("away"), EtcdReadOnlyError("full")])
 async def test_an_epoch_is_raised_when_etcd_can_again(error: EtcdError, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_module, "RAISE_RETRY_S", 0.0)

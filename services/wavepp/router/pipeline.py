@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -26,7 +27,6 @@ from wavepp.v1 import stage_pb2
 _log = logging.getLogger(__name__)
 
 RAISE_RETRY_S: Final = 0.5
-RAISE_PAUSE_MAX_S: Final = 2.0
 
 
 class Pipeline:
@@ -64,6 +64,7 @@ class Pipeline:
         self._controls: dict[StageIndex, StageControl] = {}
         self._control_tasks: dict[StageIndex, asyncio.Task[None]] = {}
         self._raising: asyncio.Task[None] | None = None
+        self._no_pause = asyncio.Event()
         self._ack_timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -171,10 +172,14 @@ class Pipeline:
         """Let the keeper decide, and do what it says."""
         if self._closed:
             return
-        for instruction in self.keeper.handle(event):
+        instructions = self.keeper.handle(event)
+        if self.keeper.tries == 0:
+            self._no_pause.set()
+        for instruction in instructions:
             match instruction:
                 case ep.RaiseEpoch():
-                    self._raising = self._tasks.spawn(self._raise(instruction.tries), "raise-epoch")
+                    self._no_pause.clear()
+                    self._raising = self._tasks.spawn(self._raise(instruction.pause_s), "raise-epoch")
                 case ep.Announce():
                     self._announce(instruction)
                 case ep.Draining(stages=stages):
@@ -192,9 +197,9 @@ class Pipeline:
                     self._apply(router_ev.PipelineReady(instruction.epoch, instruction.died))
         self._end_unregistered()
 
-    async def _raise(self, tries: int) -> None:
-        if tries > 1:
-            await asyncio.sleep(min(RAISE_PAUSE_MAX_S, 0.1 * 2 ** min(tries, 6)))
+    async def _raise(self, pause_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._no_pause.wait(), pause_s)
         while True:
             try:
                 epoch = await self._client.raise_counter(self._keys.epoch, [self._fence])

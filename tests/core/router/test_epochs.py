@@ -214,7 +214,7 @@ def test_what_breaks_while_the_epoch_is_raised_raises_it_once_more() -> None:
     keeper = serving()
     keeper.handle(up(0, "second"))
     assert keeper.handle(up(0, "third")) == [], "one raise at a time"
-    assert keeper.handle(raised(2)) == [RaiseEpoch(2)]
+    assert keeper.handle(raised(2)) == [RaiseEpoch(1)]
     announced = keeper.handle(raised(3))
     assert [i.next_incarnation for i in announced if isinstance(i, Announce)][-1] == ""
     assert [i.stage for i in announced if isinstance(i, Announce)] == [0, 1]
@@ -227,7 +227,7 @@ def test_a_stage_that_goes_while_the_epoch_is_raised_is_waited_for() -> None:
     keeper.handle(down(1))
     assert keeper.handle(raised(2)) == []
     assert keeper.phase is EpochPhase.GATHERING
-    assert keeper.handle(up(1, "back")) == [RaiseEpoch(2)]
+    assert keeper.handle(up(1, "back")) == [RaiseEpoch(1)]
 
 
 def test_an_acknowledgement_that_comes_before_a_break_does_not_count_after_it() -> None:
@@ -251,6 +251,47 @@ def test_tries_grow_until_the_pipeline_serves() -> None:
     keeper.handle(acked(0, 3))
     keeper.handle(acked(1, 3))
     assert RaiseEpoch(1) in keeper.handle(Stalled(PipelineEpoch(3), "x"))
+
+
+def test_epochs_in_vain_come_ever_more_slowly_until_one_serves() -> None:
+    keeper, pauses = serving(), []
+    for epoch in range(1, 9):
+        (instruction,) = [
+            i for i in keeper.handle(LinkBroken(StageIndex(0), PipelineEpoch(epoch), "x")) if isinstance(i, RaiseEpoch)
+        ]
+        pauses.append(instruction.pause_s)
+        keeper.handle(raised(epoch + 1))
+    assert pauses == [0.0, 0.4, 0.8, 1.6, 3.2, 4.0, 4.0, 4.0]
+    keeper.handle(acked(0, 9))
+    keeper.handle(acked(1, 9))
+    assert RaiseEpoch(1) in keeper.handle(LinkBroken(StageIndex(0), PipelineEpoch(9), "x"))
+
+
+def in_vain(times: int) -> EpochKeeper:
+    """The epoch was raised so often in vain, and is to be raised again."""
+    keeper = serving()
+    for epoch in range(1, times + 1):
+        keeper.handle(Stalled(PipelineEpoch(epoch), "x"))
+        keeper.handle(raised(epoch + 1))
+    keeper.handle(Stalled(PipelineEpoch(times + 1), "x"))
+    assert keeper.phase is EpochPhase.RAISING
+    return keeper
+
+
+def test_another_process_of_a_stage_does_not_wait_for_what_failed_before_it_came() -> None:
+    keeper = in_vain(6)
+    assert keeper.tries > 1
+    keeper.handle(up(1, "another"))
+    assert keeper.tries == 0, "whoever pauses before the raise need not go on with it"
+    assert keeper.handle(raised(8)) == [RaiseEpoch(1)]
+
+
+def test_a_stream_that_comes_and_goes_does_not_hurry_the_epochs() -> None:
+    keeper = in_vain(6)
+    keeper.handle(down(1))
+    keeper.handle(up(1))
+    (instruction,) = keeper.handle(raised(8))
+    assert instruction == RaiseEpoch(8)
 
 
 def test_an_epoch_that_nobody_raised_or_that_is_not_higher_is_a_fault() -> None:

@@ -75,11 +75,23 @@ class Stalled:
 Event = StageUp | StageDown | StageDraining | LinkBroken | Raised | Acked | Stalled
 
 
+PAUSE_FIRST_S: Final = 0.4
+PAUSE_MAX_S: Final = 4.0
+"""With the tries of a link that come before it, an epoch that is in vain takes about 5 s."""
+
+
 @dataclass(frozen=True, slots=True)
 class RaiseEpoch:
-    """Raise the epoch in etcd, then give `Raised`. `tries`: how often it was raised since the pipeline last worked."""
+    """Raise the epoch in etcd, then give `Raised`. `tries`: how often it was raised, this time included, since the
+    pipeline last worked or a stage last came up as another process: what happened before says nothing about that one.
+    """
 
     tries: int
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds to wait before: none at first, and ever more while epochs are in vain."""
+        return 0.0 if self.tries < 2 else min(PAUSE_MAX_S, PAUSE_FIRST_S * 2.0 ** min(self.tries - 2, 8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +182,9 @@ class EpochKeeper:
         self._served: dict[StageIndex, Incarnation] = {}
         self._draining: set[StageIndex] = set()
         self._waiting_for: set[StageIndex] = set()
-        self._tries = 0
+        self._known: dict[StageIndex, Incarnation] = {}
+        self.tries = 0
+        """As in `RaiseEpoch`; 0 from when there is no reason to wait until the epoch is to be raised."""
         self._story: deque[str] = deque(maxlen=STORY_EVENTS_MAX)
 
     @property
@@ -193,6 +207,9 @@ class EpochKeeper:
         match event:
             case StageUp():
                 self._up[event.stage] = event
+                if self._known.get(event.stage) != event.incarnation:
+                    self._known[event.stage] = event.incarnation
+                    self.tries = 0
                 return [*self._restart(f"stage {event.stage} connected"), *self._drains(event.stage, False)]
             case StageDown():
                 if event.stage not in self._up:
@@ -243,8 +260,8 @@ class EpochKeeper:
         if self.phase is not EpochPhase.GATHERING or self.missing:
             return []
         self.apply(EpochEvent.COMPLETE)
-        self._tries += 1
-        return [RaiseEpoch(self._tries)]
+        self.tries += 1
+        return [RaiseEpoch(self.tries)]
 
     def _raised(self, epoch: PipelineEpoch) -> list[Instruction]:
         if epoch <= self.epoch:
@@ -274,7 +291,7 @@ class EpochKeeper:
         if self._waiting_for:
             return []
         self.apply(EpochEvent.ACKED)
-        self._tries = 0
+        self.tries = 0
         died = self._died
         self._served = {stage: up.incarnation for stage, up in self._up.items()}
         return [Ready(self.epoch, died)]
