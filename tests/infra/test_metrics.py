@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 import urllib.request
 
@@ -78,6 +79,17 @@ def test_port_in_use_is_a_startup_error_and_a_closed_one_is_free_again() -> None
     first.close()
     assert second.serve("127.0.0.1", port) == port
     second.close()
+
+
+def test_no_name_server_is_asked_for_the_name_of_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(_name: str = "") -> str:
+        raise AssertionError("that takes as long as name servers take")
+
+    monkeypatch.setattr(socket, "getfqdn", asked)
+    monkeypatch.setattr(socket, "gethostbyaddr", asked)
+    metrics = Metrics()
+    assert metrics.serve("127.0.0.1", 0) > 0
+    metrics.close()
 
 
 def test_two_registries_do_not_know_each_other() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
-from wsgiref.simple_server import WSGIServer
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,7 +18,7 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
-    start_http_server,
+    make_wsgi_app,
 )
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
@@ -72,10 +74,13 @@ class Metrics:
         if self._server is not None:
             raise StartupError("metrics are being served already")
         try:
-            self._server = start_http_server(port, host, self.registry)
+            server = _MetricsServer(host, port)
         except OSError as error:
             raise StartupError(f"cannot serve metrics on {host}:{port}: {error.strerror or error}") from error
-        return self._server[0].server_port
+        server.set_app(make_wsgi_app(self.registry))
+        self._server = server, threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+        self._server[1].start()
+        return server.server_port
 
     def close(self) -> None:
         """Stop serving and free the port; blocks for at most half a second. Does nothing when not served."""
@@ -84,6 +89,29 @@ class Metrics:
             server[0].shutdown()
             server[0].server_close()
             server[1].join()
+
+
+class _MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
+    """What `prometheus_client.start_http_server` starts, but that it does not ask name servers for its own name: while
+    they cannot be reached, as in a container without a network, that takes 10 s.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int) -> None:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family = found[0][0]
+        super().__init__((host, port), _SilentHandler)
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+        self.setup_environ()
+
+
+class _SilentHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the base class
+        pass
 
 
 class _ReadCounter(Collector):

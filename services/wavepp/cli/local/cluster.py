@@ -37,9 +37,10 @@ class ClusterNotReadyError(WaveppError):
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """What to start. Of several routers and directories one leads, the others stand by; `router_port` is the first
-    one's. `host`, a loopback address, is where etcd listens and the routers are found. `stage_arguments`,
-    `router_arguments`, `directory_arguments` and `common_arguments` are flags as the processes take them; `per_stage`
-    adds flags for one stage. `etcd_endpoints`: a user's own etcd instead of ours.
+    one's. `stage_arguments`, `router_arguments`, `directory_arguments` and `common_arguments` are flags as
+    the processes take them; `per_stage` adds flags for one stage. `etcd_endpoints`: a user's own etcd instead of ours.
+    `host`: the address of this machine that all listen on, unless their flags say otherwise; `launchers`: by the name
+    of a process, the command that runs it (`ip netns exec NAME`, say).
     """
 
     run_dir: Path
@@ -56,6 +57,7 @@ class ClusterSpec:
     router_arguments: tuple[str, ...] = ()
     directory_arguments: tuple[str, ...] = ()
     per_stage: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    launchers: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class LocalCluster:
@@ -137,7 +139,8 @@ class LocalCluster:
             self._etcd_started.append(time.monotonic())
             note_processes(spec.run_dir, self.pids)
         # Somebody is looking on, who wants to hear of an etcd that is not there.
-        common = ("--etcd-endpoints", self.etcd_endpoints, "--etcd-wait-s", ETCD_WAIT_S, *spec.common_arguments)
+        etcd = ("--etcd-endpoints", self.etcd_endpoints, "--etcd-wait-s", ETCD_WAIT_S)
+        common = ("--bind-host", spec.host, *etcd, *spec.common_arguments)
         for index in range(spec.directories):
             # A port that stays: started again, it knows by its address that its predecessor is gone.
             arguments = (*common, "--bind-port", str(free_port()), *spec.directory_arguments)
@@ -160,7 +163,7 @@ class LocalCluster:
     def _spawn(self, name: str, module: str, arguments: tuple[str, ...]) -> ManagedProcess:
         log_file = self.spec.run_dir / f"{name}.log"
         log_file.unlink(missing_ok=True)
-        process = ManagedProcess(name, module, arguments, log_file)
+        process = ManagedProcess(name, module, arguments, log_file, self.spec.launchers.get(name, ()))
         process.start()
         return process
 

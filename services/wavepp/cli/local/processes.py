@@ -37,12 +37,13 @@ class ProcessDiedError(WaveppError):
 
 @dataclass(slots=True)
 class ManagedProcess:
-    """One `python -m wavepp.<service>`, its log file, and its restarts."""
+    """One `python -m wavepp.<service>`, its log file, and its restarts. `launcher`: a command that becomes it."""
 
     name: str
     module: str
     arguments: tuple[str, ...]
     log_file: Path
+    launcher: tuple[str, ...] = ()
     child: subprocess.Popen[bytes] | None = None
     started: list[float] = field(default_factory=list)
 
@@ -51,7 +52,7 @@ class ManagedProcess:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as log:
             self.child = subprocess.Popen(
-                [sys.executable, "-m", self.module, *self.arguments],
+                [*self.launcher, sys.executable, "-m", self.module, *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
