@@ -1,4 +1,4 @@
-"""Containers of a kind, for faults of networks: namespaces that hang on a bridge of this machine. Needs `ip` and root."""
+"""Containers of a kind, for faults of networks: namespaces on a bridge of this machine. Needs `ip` and root."""
 
 from __future__ import annotations
 
@@ -6,43 +6,51 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from contextlib import ExitStack
 from typing import Final, Self
 
 SUBNET: Final = "198.18.{}.{}"
 """Of the addresses that are set aside for measurements; nobody routes them."""
-NAME_CHARACTERS: Final = 11
-"""Of a device; the kernel takes 15."""
+NOBODY: Final = "02:00:00:00:00:01"
+"""A hardware address that nothing has."""
 COMMAND_TIMEOUT_S: Final = 10.0
+_SAY_HELLO: Final = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
 
 
 class NetworkUnavailableError(Exception):
-    """This machine, or this user, cannot make namespaces and bridges; the text says why."""
+    """This machine, or this user, cannot make namespaces and bridges, or a firewall is in between; the text says it."""
 
 
-def ip(*arguments: str) -> str:
-    """Run `ip`; what it prints. Raises NetworkUnavailableError."""
-    program = shutil.which("ip") or "/usr/sbin/ip"
+def run(*command: str) -> None:
+    """Raises NetworkUnavailableError."""
     try:
-        done = subprocess.run(
-            [program, *arguments], capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True
-        )
+        subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True)
     except FileNotFoundError:
-        raise NetworkUnavailableError("there is no command `ip` (package iproute2)") from None
+        raise NetworkUnavailableError(f"there is no command {command[0]} (package iproute2)") from None
     except subprocess.CalledProcessError as error:
-        raise NetworkUnavailableError(f"ip {' '.join(arguments)}: {error.stderr.strip()}") from error
-    return done.stdout
+        lines = error.stderr.strip().splitlines() or ["it said nothing"]
+        raise NetworkUnavailableError(f"{' '.join(command)}: {lines[-1]}") from error
+
+
+def ip(*arguments: str) -> None:
+    """Run `ip`. Raises NetworkUnavailableError."""
+    run(_program(), *arguments)
+
+
+def _program() -> str:
+    return shutil.which("ip") or "/usr/sbin/ip"
 
 
 class Bridge:
     """A network of this machine, on which it has the address `host`. Use as `with Bridge() as bridge`: at the end
-    nothing is left of it and of its containers. Raises NetworkUnavailableError.
+    nothing is left of it and of its containers. Raises NetworkUnavailableError. UCX does not speak over the bridge
+    itself: stages belong into containers.
     """
 
     def __init__(self) -> None:
-        number = os.getpid()
-        self.name = f"wp{number % 10**8}"
-        self._net = number % 254 + 1
+        self.name = f"wp{os.getpid() % 10**8}"  # a device's name has at most 15 characters
+        self._net = os.getpid() % 254 + 1
         self.host = self.address(1)
         self._last = 1
         self._undo = ExitStack()
@@ -67,8 +75,12 @@ class Bridge:
         """A new one, connected. Goes with the bridge."""
         self._last += 1
         made = Container(self, self._last)
-        self._undo.callback(made.remove)
-        made.create()
+        ip("netns", "add", made.namespace)
+        self._undo.callback(ip, "netns", "del", made.namespace)
+        ip("-n", made.namespace, "link", "set", "lo", "up")
+        made.connect()
+        with socket.create_server((self.host, 0)) as server:
+            run(*made.launcher, sys.executable, "-S", "-c", _SAY_HELLO, self.host, str(server.getsockname()[1]))
         return made
 
 
@@ -77,33 +89,24 @@ class Container:
 
     def __init__(self, bridge: Bridge, number: int) -> None:
         self._bridge = bridge
-        self._namespace = f"{bridge.name}-{number}"
         self._port = f"{bridge.name}p{number}"
+        self._device = ""
+        self.namespace = f"{bridge.name}-{number}"
         self.address = bridge.address(number)
 
     @property
     def launcher(self) -> tuple[str, ...]:
-        """What makes a command run inside."""
-        return (shutil.which("ip") or "/usr/sbin/ip", "netns", "exec", self._namespace)
-
-    def create(self) -> None:
-        """With a loopback device, and connected."""
-        ip("netns", "add", self._namespace)
-        ip("-n", self._namespace, "link", "set", "lo", "up")
-        self.connect()
-
-    def remove(self) -> None:
-        """Whoever still runs inside has no network any more."""
-        ip("netns", "del", self._namespace)
+        """What makes a command run inside, as the process that is started."""
+        return (_program(), "netns", "exec", self.namespace)
 
     def connect(self, device: str = "eth0", address: str = "") -> None:
         """Give it an interface, with the address that it always had or another one."""
-        inside = ("peer", "name", device, "netns", self._namespace)
-        ip("link", "add", self._port, "type", "veth", *inside)
+        self._device = device
+        ip("link", "add", self._port, "type", "veth", "peer", "name", device, "netns", self.namespace)
         ip("link", "set", self._port, "master", self._bridge.name, "up")
-        ip("-n", self._namespace, "addr", "add", f"{address or self.address}/24", "dev", device)
-        ip("-n", self._namespace, "link", "set", device, "up")
-        ip("-n", self._namespace, "route", "add", "default", "via", self._bridge.host)
+        ip("-n", self.namespace, "addr", "add", f"{address or self.address}/24", "dev", device)
+        ip("-n", self.namespace, "link", "set", device, "up")
+        ip("-n", self.namespace, "route", "add", "default", "via", self._bridge.host)
 
     def disconnect(self) -> None:
         """Take the interface away, with its addresses and routes."""
@@ -116,3 +119,13 @@ class Container:
     def heal(self) -> None:
         """The end of `black_hole`."""
         ip("link", "set", self._port, "master", self._bridge.name)
+
+    def black_hole_toward(self, other: Container) -> None:
+        """Nothing arrives any more between the two, and nobody is told; all else does."""
+        for one, two in ((self, other), (other, self)):
+            ip("-n", one.namespace, "neigh", "replace", two.address, "lladdr", NOBODY, "dev", one._device)
+
+    def heal_toward(self, other: Container) -> None:
+        """The end of `black_hole_toward`."""
+        for one, two in ((self, other), (other, self)):
+            ip("-n", one.namespace, "neigh", "del", two.address, "dev", one._device)

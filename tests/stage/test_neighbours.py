@@ -10,7 +10,9 @@ from typing import Any, cast
 import pytest
 
 from wavepp.core.ids import Incarnation, PipelineEpoch, StageIndex
+from wavepp.infra.backoff import Backoff
 from wavepp.infra.tasks import TaskOwner
+from wavepp.stage import neighbours as neighbours_module
 from wavepp.stage.links.base import LinkCounters, Transport
 from wavepp.stage.links.errors import LinkConnectError, LinkLostError, LossReason
 from wavepp.stage.neighbours import Neighbours
@@ -31,11 +33,14 @@ class Scripted:
         self.reachable = asyncio.Event()
         self.connecting = asyncio.Event()
         self.refused = 0
+        self.failing = False
         self.links: list[SimpleNamespace] = []
         self._closed = asyncio.Event()
 
     async def connect(self, _address: str, _hello: object, _timeout_s: float) -> Any:
         self.connecting.set()
+        if self.failing:
+            raise LinkConnectError("nobody is there")
         await self.reachable.wait()
         closed = asyncio.get_running_loop().create_future()
         link = SimpleNamespace(closed=closed, counters=LinkCounters(), abort=lambda _reason: None)
@@ -64,6 +69,7 @@ class Bench:
     def __init__(self, tasks: TaskOwner) -> None:
         self.transport = Scripted()
         self.ready: asyncio.Queue[PipelineEpoch] = asyncio.Queue()
+        self.lost: asyncio.Queue[str] = asyncio.Queue()
         self.neighbours = Neighbours(
             cluster="c",
             pipeline="p",
@@ -74,7 +80,7 @@ class Bench:
             on_wave=lambda _wave: None,
             on_sent=lambda _epoch: None,
             on_ready=self.ready.put_nowait,
-            on_lost=lambda _epoch, _reason: None,
+            on_lost=lambda _epoch, reason: self.lost.put_nowait(reason),
         )
 
 
@@ -124,3 +130,27 @@ async def test_totals_go_on_when_a_new_link_takes_the_place_of_one_that_broke(be
         await turns()
         assert neighbours.counters == LinkCounters(frames_sent=10 * epoch, credit_waits=epoch)
     assert len(transport.links) == 3
+
+
+async def test_links_that_fail_again_and_again_are_told_until_one_is_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours_module, "Backoff", lambda: Backoff(0.0, 0.0))
+    neighbours = bench.neighbours
+    neighbours.identify(Incarnation("first"))
+    bench.transport.failing = True
+    neighbours.set_epoch(PipelineEpoch(1), "tcp://next", "next-1")
+    await bench.lost.get()
+    assert neighbours.trouble == "no link to the next stage after 5 tries: nobody is there"
+    assert neighbours.describe() == f"in: down, out: down ({neighbours.trouble})"
+    assert neighbours.next_address == "tcp://next"
+    assert not neighbours.up
+    neighbours.set_epoch(PipelineEpoch(2), "tcp://next", "next-1")
+    await bench.lost.get()
+    assert "after 10 tries" in neighbours.trouble, "an epoch that is in vain does not begin anew"
+    bench.transport.failing = False
+    bench.transport.reachable.set()
+    neighbours.set_epoch(PipelineEpoch(3), "tcp://next", "next-1")
+    assert await bench.ready.get() == 3
+    assert not neighbours.trouble
+    assert neighbours.describe() == "in: down, out: up"

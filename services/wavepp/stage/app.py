@@ -33,6 +33,7 @@ from wavepp.stage.metrics import export_metrics
 from wavepp.stage.model.base import ModelFacts, StageModel
 from wavepp.stage.model.errors import ModelError
 from wavepp.stage.model.factory import ModelOptions, ModelPlan, open_stage_model, plan_model
+from wavepp.stage.network import Network, resolve, watch_network
 from wavepp.stage.servicer import StageServicer
 from wavepp.stage.watchdog import watch_steps
 from wavepp.stage.worker import StageWorker
@@ -71,6 +72,7 @@ async def _run(
     config: StageConfig, model: StageModel, imports_bytes: int, client: EtcdClient, stop: asyncio.Event
 ) -> None:
     facts = model.describe()
+    network = await network_of(config)
     devices = await devices_of(config.links_at) if config.link == "ucx" else ()
     try:
         transport = make_transport(
@@ -84,7 +86,7 @@ async def _run(
         async with TaskOwner(stop) as tasks:
             worker = StageWorker(config, model, facts, transport, tasks)
             try:
-                await _serve(config, worker, facts, model, client, server, metrics, tasks, imports_bytes, stop)
+                await _serve(config, worker, network, facts, model, client, server, metrics, tasks, imports_bytes, stop)
             finally:
                 await server.stop()
                 await worker.executor.close()
@@ -96,6 +98,7 @@ async def _run(
 async def _serve(
     config: StageConfig,
     worker: StageWorker,
+    network: Network,
     facts: ModelFacts,
     model: StageModel,
     client: Any,
@@ -146,6 +149,7 @@ async def _serve(
 
     tasks.spawn(watch_steps(worker.executor, leave), "watch-steps", endless=True)
     await server.set_serving(True)
+    tasks.spawn(watch_network(network, worker, server.set_serving), "watch-network", endless=True)
     _log.info(
         "stage %d of %d ready at %s, layers [%d, %d), %s, metrics port %d",
         config.stage,
@@ -241,6 +245,19 @@ async def load_unless(stop: asyncio.Event, load: Callable[[], T]) -> T | None:
     finally:
         stopping.cancel()
         loaded.cancel()
+
+
+async def network_of(config: StageConfig) -> Network:
+    """This machine's network now, to be taken before UCX is initialised."""
+    hosts = dict.fromkeys((config.link_host or config.advertised_host, config.advertised_host))
+    own = [address for host in hosts for address in await resolve(host)]
+    network = Network(own, devices_fixed=config.link == "ucx")
+    if not network.reachable:
+        _log.warning(
+            "%s is no address of this machine: others reach it through a translation of addresses, or not at all",
+            " and ".join(hosts),
+        )
+    return network
 
 
 def expected_registration(config: StageConfig, plan: ModelPlan) -> StageRegistration:

@@ -57,6 +57,11 @@ class Neighbours:
         self._on_sent = on_sent
         self._on_ready = on_ready
         self._on_lost = on_lost
+        self.trouble = ""
+        """Why there is no link to the next stage, once it was tried CONNECT_TRIES times running."""
+        self.next_address = ""
+        """Where the next stage listens for links, once that is known."""
+        self._failed_tries = 0
         self._incarnation = Incarnation("")
         self._epoch = PipelineEpoch(0)
         self._listener: LinkListener | None = None
@@ -91,7 +96,13 @@ class Neighbours:
         parts = [("in", self._before)] if self._stage else []
         if not self._last:
             parts.append(("out", self._after))
-        return ", ".join(f"{way}: {'up' if link and not link.closed.done() else 'down'}" for way, link in parts)
+        states = [f"{way}: {'up' if _lives(link) else 'down'}" for way, link in parts]
+        return ", ".join(states) + (f" ({self.trouble})" if self.trouble else "")
+
+    @property
+    def up(self) -> bool:
+        """Whether all links that this stage should have live."""
+        return (self._stage == 0 or _lives(self._before)) and (self._last or _lives(self._after))
 
     # ---- totals ----
 
@@ -118,6 +129,7 @@ class Neighbours:
         if not next_address:
             self._on_ready(epoch)
             return
+        self.next_address = next_address
         link = self._after
         if link is not None and not link.closed.done() and link.peer.from_incarnation == next_incarnation:
             self._on_ready(epoch)
@@ -150,12 +162,16 @@ class Neighbours:
                 link = await self._transport.connect(address, hello, CONNECT_TIMEOUT_S)
             except (LinkConnectError, HelloRefusedError) as error:
                 _log.warning("link to the next stage: %s", error)
+                self._failed_tries += 1
+                if self._failed_tries >= CONNECT_TRIES:
+                    self.trouble = f"no link to the next stage after {self._failed_tries} tries: {error}"
                 if attempt == CONNECT_TRIES:
                     self._on_lost(epoch, f"no link to the next stage after {attempt} tries: {error}")
                     return
                 await asyncio.sleep(backoff.next_s())
                 continue
             self._after = link
+            self._failed_tries, self.trouble = 0, ""
             self._count(link)
             self._tasks.spawn(self._send(link), "link-send")
             self._tasks.spawn(self._watch_next(link), "link-watch")
@@ -272,3 +288,7 @@ class Neighbours:
         with contextlib.suppress(LinkLostError):
             await asyncio.gather(*(link.close("the stage stops") for link in links))
         await self._transport.close()
+
+
+def _lives(link: Link | None) -> bool:
+    return link is not None and not link.closed.done()
