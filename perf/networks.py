@@ -7,7 +7,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from itertools import count
 from typing import Final, Self
 
 SUBNET: Final = "198.18.{}.{}"
@@ -15,6 +16,7 @@ SUBNET: Final = "198.18.{}.{}"
 NOBODY: Final = "02:00:00:00:00:01"
 """A hardware address that nothing has."""
 COMMAND_TIMEOUT_S: Final = 10.0
+_NUMBERS: Final = count()
 _SAY_HELLO: Final = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
 
 
@@ -49,7 +51,8 @@ class Bridge:
     """
 
     def __init__(self) -> None:
-        self.name = f"wp{os.getpid() % 10**8}"  # a device's name has at most 15 characters
+        # A device's name has at most 15 characters.
+        self.name = f"wp{os.getpid() % 10**7}{next(_NUMBERS) % 16:x}"
         self._net = os.getpid() % 254 + 1
         self.host = self.address(1)
         self._last = 1
@@ -79,6 +82,7 @@ class Bridge:
         self._undo.callback(ip, "netns", "del", made.namespace)
         ip("-n", made.namespace, "link", "set", "lo", "up")
         made.connect()
+        self._undo.callback(made.disconnect)
         with socket.create_server((self.host, 0)) as server:
             run(*made.launcher, sys.executable, "-S", "-c", _SAY_HELLO, self.host, str(server.getsockname()[1]))
         return made
@@ -109,8 +113,9 @@ class Container:
         ip("-n", self.namespace, "route", "add", "default", "via", self._bridge.host)
 
     def disconnect(self) -> None:
-        """Take the interface away, with its addresses and routes."""
-        ip("link", "del", self._port)
+        """Take the interface away, with its addresses and routes; if it is there."""
+        with suppress(NetworkUnavailableError):
+            ip("link", "del", self._port)
 
     def black_hole(self) -> None:
         """Nothing arrives any more in either direction, and nobody is told."""
