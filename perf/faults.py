@@ -1,8 +1,10 @@
-"""What clients notice when processes die, hang or stop: open-loop requests to a mesh with two of everything.
+"""What clients notice when processes die, hang or stop, or their network does: open-loop requests to a mesh with two of
+everything.
 
 Two routers, two directories and the stages (emulated, or --model), a client with gRPC's standard retry policy over both
 routers. Each fault: how many requests failed, the longest time without an answer, how long until answers came again,
-and whether anything is left behind.
+and whether anything is left behind. Faults of networks (--faults network) need root and `ip`: each stage is then in a
+network namespace of its own.
 """
 
 from __future__ import annotations
@@ -12,35 +14,28 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
-import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
 from perf.clusters import HOME, READY_TIMEOUT_S, emulated, model_info, model_path, parser, status
 from perf.load import Prompts
 from perf.machine import LoadWatch
+from perf.mesh_faults import FAULTS, NETWORK_FAULTS, Mesh
+from perf.networks import Bridge, NetworkUnavailableError
 from perf.report import Cell, Goal, finish, table
 
 from wavepp.cli.local.cluster import ClusterSpec, LocalCluster
-from wavepp.cli.local.processes import ManagedProcess
 from wavepp.infra.etcd.client import EtcdClient
-from wavepp.infra.etcd.keys import PipelineKeys
-from wavepp.infra.etcd.messages import message
-from wavepp.infra.leader import Leader
-from wavepp.infra.rpc import CHANNEL_OPTIONS, open_channel
+from wavepp.infra.rpc import CHANNEL_OPTIONS
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
 
 STAGES: Final = 3
 LEASE_TTL_S: Final = 10
-PAUSE_S: Final = 40.0
-FULL_S: Final = 30.0
-ALARM_TIMEOUT_S: Final = 5.0
 PROMPT_TOKENS: Final = 256
 OUTPUT_TOKENS: Final = 4
 REQUEST_TIMEOUT_S: Final = 120.0
@@ -49,7 +44,6 @@ SETTLED_S: Final = 3.0
 AGAIN_TIMEOUT_S: Final = 90.0
 QUIET_TIMEOUT_S: Final = 30.0
 GOAL_AGAIN_S: Final = 5.0
-KEYS: Final = PipelineKeys("default", "p0")
 RETRIES: Final = {
     "maxAttempts": 5,
     "initialBackoff": "0.2s",
@@ -96,32 +90,6 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Mesh:
-    """What faults are done to."""
-
-    cluster: LocalCluster
-    etcd: EtcdClient
-
-    async def leader(self, key: str, processes: list[ManagedProcess]) -> ManagedProcess:
-        """The process that leads at `key`."""
-        held = await self.etcd.get(key)
-        assert held is not None
-        port = Leader.decode(held.value).address.rpartition(":")[2]
-        return next(process for process in processes if port in process.arguments)
-
-    async def victim(self, kind: str) -> ManagedProcess | None:
-        """The leading router or directory, or the middle stage; None for etcd."""
-        match kind:
-            case "router":
-                return await self.leader(KEYS.router, self.cluster.routers)
-            case "directory":
-                return await self.leader(KEYS.directory, self.cluster.directories)
-            case "stage":
-                return self.cluster.stages[len(self.cluster.stages) // 2]
-        return None
-
-
-@dataclass(frozen=True, slots=True)
 class Noticed:
     """A row: what clients noticed of a fault. `again_s`: from the fault, or from the end of a pause, to answers."""
 
@@ -141,81 +109,6 @@ class Noticed:
 HEAD: Final = ("fault", "requests", "failed", "longest gap s", "again after s", "left behind")
 
 
-async def kill(mesh: Mesh, victim: ManagedProcess | None) -> float:
-    """kill -9, and started again a second later, as whoever supervises it would."""
-    if victim is None:
-        etcd = mesh.cluster.etcd
-        assert etcd is not None
-        os.kill(etcd.pid, signal.SIGKILL)
-        await asyncio.sleep(1.0)
-        await asyncio.to_thread(etcd.stop)
-        await asyncio.to_thread(etcd.start)
-        return time.monotonic()
-    victim.signal(signal.SIGKILL)
-    began = time.monotonic()
-    await asyncio.to_thread(victim.wait_stopped, 5.0)
-    await asyncio.sleep(1.0)
-    victim.start()
-    return began
-
-
-async def stop(mesh: Mesh, victim: ManagedProcess | None) -> float:
-    """SIGTERM, and started again when it has ended."""
-    began = time.monotonic()
-    if victim is None:
-        etcd = mesh.cluster.etcd
-        assert etcd is not None
-        await asyncio.to_thread(etcd.stop)
-        await asyncio.to_thread(etcd.start)
-        return time.monotonic()
-    victim.signal(signal.SIGTERM)
-    await asyncio.to_thread(victim.wait_stopped, 60.0)
-    victim.start()
-    return began
-
-
-async def pause(mesh: Mesh, victim: ManagedProcess | None) -> float:
-    """SIGSTOP for 40 s. Others may serve meanwhile; for a stage or etcd the end of the pause is what counts."""
-    pid = victim.child.pid if victim is not None and victim.child is not None else mesh.cluster.pids["etcd"]
-    began = time.monotonic()
-    os.kill(pid, signal.SIGSTOP)
-    await asyncio.sleep(PAUSE_S)
-    os.kill(pid, signal.SIGCONT)
-    replaced = victim is not None and victim.module != "wavepp.stage"
-    return began if replaced else time.monotonic()
-
-
-async def fill(mesh: Mesh, _etcd: None) -> float:
-    """etcd says for 30 s that it has no space left: it takes no writes until an operator disarms that alarm."""
-    async with open_channel(mesh.cluster.etcd_endpoints) as channel:
-        await set_alarm(channel, "ACTIVATE")
-        await asyncio.sleep(FULL_S)
-        await set_alarm(channel, "DEACTIVATE")
-    return time.monotonic()
-
-
-async def set_alarm(channel: grpc.aio.Channel, action: str) -> None:
-    """Arm or disarm etcd's alarm for space."""
-    request, response = message("AlarmRequest"), message("AlarmResponse")
-    call = channel.unary_unary(
-        "/etcdserverpb.Maintenance/Alarm",
-        request_serializer=request.SerializeToString,
-        response_deserializer=response.FromString,
-    )
-    await call(request(action=action, alarm="NOSPACE"), timeout=ALARM_TIMEOUT_S)
-
-
-Fault = Callable[[Mesh, Any], Awaitable[float]]
-KINDS: Final = ("router", "directory", "stage", "etcd")
-FAULTS: Final[dict[str, tuple[Fault, tuple[str, ...]]]] = {
-    "kill -9": (kill, KINDS),
-    "SIGTERM": (stop, KINDS),
-    "SIGSTOP 40 s": (pause, KINDS),
-    "NOSPACE 30 s": (fill, ("etcd",)),
-}
-"""What can be done, and to whom."""
-
-
 async def measure(mesh: Mesh, traffic: Traffic, name: str, kind: str) -> Noticed:
     """Do it under way, and look until everything is as before."""
     traffic.answered.clear()
@@ -223,7 +116,7 @@ async def measure(mesh: Mesh, traffic: Traffic, name: str, kind: str) -> Noticed
     flow = asyncio.create_task(traffic.flow())
     await asyncio.sleep(BEFORE_S)
     began = time.monotonic()
-    since = await FAULTS[name][0](mesh, await mesh.victim(kind))
+    since = await {**FAULTS, **NETWORK_FAULTS}[name](mesh, await mesh.victim(kind))
     again_s = await served_again(traffic, began, since)
     gap_s = traffic.gap_s(began)
     await asyncio.sleep(SETTLED_S)
@@ -274,8 +167,11 @@ async def left_behind(mesh: Mesh) -> str:
 
 
 @contextlib.asynccontextmanager
-async def running(arguments: argparse.Namespace, directory: Path) -> AsyncIterator[tuple[Mesh, Traffic]]:
-    """The mesh, and a client of both routers."""
+async def running(
+    arguments: argparse.Namespace, directory: Path, bridge: Bridge | None
+) -> AsyncIterator[tuple[Mesh, Traffic]]:
+    """The mesh, on the bridge if there is one, and a client of both routers."""
+    containers = tuple(bridge.container() for _ in range(arguments.stages)) if bridge is not None else ()
     model = str(model_path(arguments.model)) if arguments.real else emulated(directory, arguments.stages, 20.0)
     spec = ClusterSpec(
         directory,
@@ -284,6 +180,10 @@ async def running(arguments: argparse.Namespace, directory: Path) -> AsyncIterat
         routers=2,
         directories=2,
         common_arguments=("--lease-ttl-s", str(LEASE_TTL_S), "--log-format", "json"),
+        stage_arguments=("--link", arguments.link),
+        per_stage={i: ("--bind-host", made.address) for i, made in enumerate(containers)},
+        host=bridge.host if bridge is not None else "127.0.0.1",
+        launchers={f"stage-{i}": made.launcher for i, made in enumerate(containers)},
     )
     service = json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": RETRIES}]})
     with LocalCluster(spec) as cluster:
@@ -296,17 +196,20 @@ async def running(arguments: argparse.Namespace, directory: Path) -> AsyncIterat
         ):
             prompts = Prompts(model_info(cluster.address).vocab_size, arguments.seed)
             stub = prefill_pb2_grpc.PrefillServiceStub(channel)
-            yield Mesh(cluster, etcd), Traffic(stub, prompts, arguments.per_second)
+            yield Mesh(cluster, etcd, containers), Traffic(stub, prompts, arguments.per_second)
 
 
 async def run(arguments: argparse.Namespace) -> list[Noticed]:
-    """All faults, one after the other, in one mesh."""
+    """All faults, one after the other, in one mesh. Raises NetworkUnavailableError."""
     HOME.mkdir(exist_ok=True)
+    of_network = arguments.faults[0] in NETWORK_FAULTS
     found = []
-    with tempfile.TemporaryDirectory(prefix="perf-", dir=HOME) as directory:
-        async with running(arguments, Path(directory)) as (mesh, traffic):
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="perf-", dir=HOME))
+        bridge = stack.enter_context(Bridge()) if of_network else None
+        async with running(arguments, Path(directory), bridge) as (mesh, traffic):
             for name in arguments.faults:
-                for kind in (kind for kind in FAULTS[name][1] if kind in arguments.kinds):
+                for kind in ["stage"] if of_network else arguments.kinds:
                     noticed = await measure(mesh, traffic, name, kind)
                     print(table(HEAD, [noticed.row()]).splitlines()[-1], *noticed.reasons, sep="\n    ", flush=True)
                     found.append(noticed)
@@ -320,13 +223,21 @@ def main() -> None:
     made.add_argument("--per-second", type=float, default=20.0)
     made.add_argument("--real", action="store_true", help="the real model instead of emulated stages")
     made.add_argument("--model", type=Path, help="checkpoint directory; SmolLM2-135M is fetched if absent")
-    made.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS))
-    made.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    made.add_argument("--link", choices=["ucx", "socket"], default="ucx")
+    made.add_argument("--faults", nargs="+", choices=[*FAULTS, "network"], default=list(FAULTS))
+    made.add_argument(
+        "--kinds", nargs="+", default=["router", "directory", "stage", "etcd"], help="router, directory, stage, etcd"
+    )
     arguments = made.parse_args()
     if arguments.quick:
         arguments.faults, arguments.kinds = ["kill -9"], ["directory"]
+    elif "network" in arguments.faults:
+        arguments.faults = list(NETWORK_FAULTS)
     watch = LoadWatch()
-    found = asyncio.run(run(arguments))
+    try:
+        found = asyncio.run(run(arguments))
+    except NetworkUnavailableError as error:
+        raise SystemExit(f"no namespaces here: {error}") from None
     print()
     print(table(HEAD, [noticed.row() for noticed in found]))
     goals = [Goal(f"{n.fault}: failed", n.failed, 0, "requests") for n in found]
