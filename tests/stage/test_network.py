@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -116,8 +116,13 @@ class Watched:
         self.said: asyncio.Queue[bool] = asyncio.Queue()
         worker: Any = SimpleNamespace(neighbours=self.neighbours, control=self.control)
         self.task = asyncio.ensure_future(
-            watch_network(machine.network, cast(StageWorker, worker), self.said.put, look_s=0.0)
+            watch_network(machine.network, cast(StageWorker, worker), self._say, look_s=0.0)
         )
+        self.when_said: Callable[[], None] = lambda: None
+
+    async def _say(self, ready: bool) -> None:
+        self.said.put_nowait(ready)
+        self.when_said()
 
     async def turns(self) -> None:
         """So many that the watch has looked more than twice."""
@@ -173,10 +178,14 @@ async def test_a_change_that_was_seen_once_is_none() -> None:
     machine = Machine()
     watched = Watched(machine)
     await watched.turns()
+
+    def back() -> None:
+        machine.addresses = BEGAN
+
+    watched.when_said = back
     machine.addresses = CHANGES[1]
-    assert await watched.said.get() is False
-    machine.addresses = BEGAN
-    assert await watched.said.get() is True
+    assert await asyncio.wait_for(watched.said.get(), LIMIT_S) is False
+    assert await asyncio.wait_for(watched.said.get(), LIMIT_S) is True
     await watched.turns()
     await watched.end()
 
