@@ -14,8 +14,8 @@ from wavepp.stage.network import (
     Device,
     Network,
     NetworkChangedError,
+    addresses_of,
     local_addresses,
-    resolve,
     sources_toward,
     watch_network,
 )
@@ -95,16 +95,12 @@ def test_a_translated_address_is_never_gone() -> None:
 
 
 async def test_the_own_address_toward_a_neighbour_is_that_of_the_route() -> None:
-    assert await sources_toward("ucx://127.0.0.1:5") == ["127.0.0.1"]
+    assert sources_toward(await addresses_of("ucx://127.0.0.1:5")) == ["127.0.0.1"]
 
 
-@pytest.mark.parametrize("address", ["", "ucx://", "ucx://[::1", "ucx://no.such.name.invalid:5"])
-async def test_an_address_that_leads_nowhere_has_none(address: str) -> None:
-    assert await sources_toward(address) == []
-
-
-async def test_a_host_is_resolved() -> None:
-    assert await resolve("127.0.0.1") == ["127.0.0.1"]
+@pytest.mark.parametrize("address", ["", "ucx://", "ucx://[::1"])
+async def test_what_is_no_address_leads_nowhere(address: str) -> None:
+    assert await addresses_of(address) == []
 
 
 class Watched:
@@ -149,6 +145,15 @@ async def test_a_stage_without_links_ends_when_the_network_changed(addresses: Ma
     with pytest.raises(NetworkChangedError, match=r"must be started again: .* on eth1 \(index 7\) now"):
         await asyncio.wait_for(watched.task, LIMIT_S)
     assert watched.said.get_nowait() is False, "not ready before it ends"
+
+
+async def test_a_stage_ends_when_what_it_reaches_the_next_one_over_changed() -> None:
+    machine = Machine()
+    watched = Watched(machine)
+    watched.neighbours.next_address = "ucx://127.0.0.1:5"
+    machine.addresses = {**BEGAN, "127.0.0.1": Device(7, "eth1")}
+    with pytest.raises(NetworkChangedError, match=r"127\.0\.0\.1 is on eth1"):
+        await asyncio.wait_for(watched.task, LIMIT_S)
 
 
 @pytest.mark.parametrize("addresses", CHANGES)

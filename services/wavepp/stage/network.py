@@ -112,14 +112,19 @@ async def resolve(host: str) -> list[str]:
     return [str(entry[4][0]) for entry in found]
 
 
-async def sources_toward(link_address: str) -> list[str]:
-    """The own addresses from which this machine would speak to a neighbour's. Sends nothing."""
+async def addresses_of(link_address: str) -> list[str]:
+    """Of the host of a neighbour's address for links; none when it has none."""
     try:
         host = urlsplit(link_address).hostname
     except ValueError:
-        host = None
+        return []
+    return await resolve(host) if host else []
+
+
+def sources_toward(addresses: Iterable[str]) -> list[str]:
+    """The own addresses from which this machine would speak to these. Sends nothing."""
     found = []
-    for address in await resolve(host) if host else ():
+    for address in addresses:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             try:
@@ -139,14 +144,19 @@ async def watch_network(
     is being set up it may be seen without its addresses.
     """
     neighbours, ready, seen = worker.neighbours, True, ""
+    next_address, next_addresses = "", list[str]()
     while True:
         await asyncio.sleep(look_s)
+        if neighbours.next_address != next_address:
+            # Once, while name servers answer: they may be out of reach when it matters.
+            next_address = neighbours.next_address
+            next_addresses = await addresses_of(next_address)
         links_down = not neighbours.up
         changed = ""
         if links_down or worker.control.closed:
             changed = network.gone()
         if links_down and not changed:
-            changed = network.unlinkable(await sources_toward(neighbours.next_address))
+            changed = network.unlinkable(sources_toward(next_addresses))
         if changed and changed == seen:
             raise NetworkChangedError(f"the network has changed, and this stage must be started again: {changed}")
         seen = changed
