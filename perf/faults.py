@@ -25,7 +25,7 @@ import grpc
 from perf.clusters import HOME, READY_TIMEOUT_S, emulated, model_info, model_path, parser, status
 from perf.load import Prompts
 from perf.machine import LoadWatch
-from perf.mesh_faults import FAULTS, NETWORK_FAULTS, Mesh
+from perf.mesh_faults import FAULTS, KINDS, NETWORK_FAULTS, Mesh
 from perf.networks import Bridge, NetworkUnavailableError
 from perf.report import Cell, Goal, finish, table
 
@@ -44,6 +44,7 @@ SETTLED_S: Final = 3.0
 AGAIN_TIMEOUT_S: Final = 90.0
 QUIET_TIMEOUT_S: Final = 30.0
 GOAL_AGAIN_S: Final = 5.0
+ALL_FAULTS: Final = {**FAULTS, **NETWORK_FAULTS}
 RETRIES: Final = {
     "maxAttempts": 5,
     "initialBackoff": "0.2s",
@@ -116,7 +117,7 @@ async def measure(mesh: Mesh, traffic: Traffic, name: str, kind: str) -> Noticed
     flow = asyncio.create_task(traffic.flow())
     await asyncio.sleep(BEFORE_S)
     began = time.monotonic()
-    since = await {**FAULTS, **NETWORK_FAULTS}[name](mesh, await mesh.victim(kind))
+    since = await ALL_FAULTS[name][0](mesh, await mesh.victim(kind))
     again_s = await served_again(traffic, began, since)
     gap_s = traffic.gap_s(began)
     await asyncio.sleep(SETTLED_S)
@@ -209,7 +210,7 @@ async def run(arguments: argparse.Namespace) -> list[Noticed]:
         bridge = stack.enter_context(Bridge()) if of_network else None
         async with running(arguments, Path(directory), bridge) as (mesh, traffic):
             for name in arguments.faults:
-                for kind in ["stage"] if of_network else arguments.kinds:
+                for kind in (kind for kind in ALL_FAULTS[name][1] if kind in arguments.kinds):
                     noticed = await measure(mesh, traffic, name, kind)
                     print(table(HEAD, [noticed.row()]).splitlines()[-1], *noticed.reasons, sep="\n    ", flush=True)
                     found.append(noticed)
@@ -225,9 +226,7 @@ def main() -> None:
     made.add_argument("--model", type=Path, help="checkpoint directory; SmolLM2-135M is fetched if absent")
     made.add_argument("--link", choices=["ucx", "socket"], default="ucx")
     made.add_argument("--faults", nargs="+", choices=[*FAULTS, "network"], default=list(FAULTS))
-    made.add_argument(
-        "--kinds", nargs="+", default=["router", "directory", "stage", "etcd"], help="router, directory, stage, etcd"
-    )
+    made.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     arguments = made.parse_args()
     if arguments.quick:
         arguments.faults, arguments.kinds = ["kill -9"], ["directory"]

@@ -13,15 +13,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+import grpc
 from perf.networks import Container
 
 from wavepp.cli.local.cluster import LocalCluster
 from wavepp.cli.local.processes import ManagedProcess
 from wavepp.infra.etcd.client import EtcdClient
 from wavepp.infra.etcd.keys import PipelineKeys
+from wavepp.infra.etcd.messages import message
 from wavepp.infra.leader import Leader
+from wavepp.infra.rpc import open_channel
 
 PAUSE_S: Final = 40.0
+FULL_S: Final = 30.0
+ALARM_TIMEOUT_S: Final = 5.0
 AWAY_S: Final = 10.0
 """Longer than links are silent before they are lost."""
 ENDS_WITHIN_S: Final = 5.0
@@ -145,12 +150,39 @@ async def change_interface(mesh: Mesh, victim: ManagedProcess | None) -> float:
     return began
 
 
+async def fill(mesh: Mesh, _etcd: ManagedProcess | None) -> float:
+    """etcd says for 30 s that it has no space left: it takes no writes until an operator disarms that alarm."""
+    async with open_channel(mesh.cluster.etcd_endpoints) as channel:
+        await set_alarm(channel, "ACTIVATE")
+        await asyncio.sleep(FULL_S)
+        await set_alarm(channel, "DEACTIVATE")
+    return time.monotonic()
+
+
+async def set_alarm(channel: grpc.aio.Channel, action: str) -> None:
+    """Arm or disarm etcd's alarm for space."""
+    request, response = message("AlarmRequest"), message("AlarmResponse")
+    call = channel.unary_unary(
+        "/etcdserverpb.Maintenance/Alarm",
+        request_serializer=request.SerializeToString,
+        response_deserializer=response.FromString,
+    )
+    await call(request(action=action, alarm="NOSPACE"), timeout=ALARM_TIMEOUT_S)
+
+
 Fault = Callable[[Mesh, ManagedProcess | None], Awaitable[float]]
-FAULTS: Final[dict[str, Fault]] = {"kill -9": kill, "SIGTERM": stop, "SIGSTOP 40 s": pause}
-NETWORK_FAULTS: Final[dict[str, Fault]] = {
-    "link black-holed 3 s": black_hole(3.0, link_only=True),
-    "link black-holed 30 s": black_hole(30.0, link_only=True),
-    "network black-holed 3 s": black_hole(3.0, link_only=False),
-    "network black-holed 30 s": black_hole(30.0, link_only=False),
-    "another interface": change_interface,
+KINDS: Final = ("router", "directory", "stage", "etcd")
+FAULTS: Final[dict[str, tuple[Fault, tuple[str, ...]]]] = {
+    "kill -9": (kill, KINDS),
+    "SIGTERM": (stop, KINDS),
+    "SIGSTOP 40 s": (pause, KINDS),
+    "NOSPACE 30 s": (fill, ("etcd",)),
+}
+"""What can be done, and to whom."""
+NETWORK_FAULTS: Final[dict[str, tuple[Fault, tuple[str, ...]]]] = {
+    "link black-holed 3 s": (black_hole(3.0, link_only=True), ("stage",)),
+    "link black-holed 30 s": (black_hole(30.0, link_only=True), ("stage",)),
+    "network black-holed 3 s": (black_hole(3.0, link_only=False), ("stage",)),
+    "network black-holed 30 s": (black_hole(30.0, link_only=False), ("stage",)),
+    "another interface": (change_interface, ("stage",)),
 }

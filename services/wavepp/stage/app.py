@@ -249,7 +249,7 @@ async def load_unless(stop: asyncio.Event, load: Callable[[], T]) -> T | None:
 
 async def network_of(config: StageConfig) -> Network:
     """This machine's network now, to be taken before UCX is initialised."""
-    hosts = dict.fromkeys((config.link_host or config.advertised_host, config.advertised_host))
+    hosts = dict.fromkeys((config.links_at, config.advertised_host))
     own = [address for host in hosts for address in await resolve(host)]
     network = Network(own, devices_fixed=config.link == "ucx")
     if not network.reachable:

@@ -11,14 +11,12 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
-import psutil
-
 from wavepp.core.errors import WaveppError
+from wavepp.stage.devices import Device, local_addresses
 from wavepp.stage.worker import StageWorker
 
 _log = logging.getLogger(__name__)
@@ -30,28 +28,6 @@ _ANY_PORT: Final = 9
 
 class NetworkChangedError(WaveppError):
     """The stage cannot be reached, or make links, any more, and would be if it were started again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A network device. One that is taken away and made again has another index, whatever its name."""
-
-    index: int
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.name} (index {self.index})"
-
-
-def local_addresses() -> dict[str, Device]:
-    """This machine's addresses, and the devices that have them."""
-    indices = {name: index for index, name in socket.if_nameindex()}
-    return {
-        entry.address.partition("%")[0]: Device(indices.get(name, 0), name)
-        for name, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if entry.family in (socket.AF_INET, socket.AF_INET6)
-    }
 
 
 class Network:

@@ -10,6 +10,7 @@ from ipaddress import IPv4Address
 from typing import Any
 
 from wavepp.core.wire.hello import Hello
+from wavepp.stage.devices import local_addresses
 from wavepp.stage.links.base import LinkOptions
 from wavepp.stage.links.errors import LinkConnectError
 from wavepp.stage.links.handshake_queue import HandshakeQueue
@@ -18,7 +19,7 @@ from wavepp.stage.links.open_links import OpenLinks
 from wavepp.stage.links.session import LinkSession
 from wavepp.stage.links.socket import split_address
 from wavepp.stage.links.ucx_driver import UcxDriver, UcxProfile
-from wavepp.stage.links.ucx_hosts import ipv4_addresses, own_addresses, replace_listener
+from wavepp.stage.links.ucx_hosts import ipv4_addresses, replace_listener
 from wavepp.stage.links.ucx_wire import UcxWire
 
 _log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class UcxListener:
             )
         try:
             # UCX answers from an address of a device, so all of 127.0.0.0/8 but 127.0.0.1 would never come up.
-            if len(found) == 1 and address not in {each for _, each in own_addresses()}:
+            if len(found) == 1 and str(address) not in local_addresses():
                 raise LinkConnectError(
                     f"{self._host!r} is {address}, which no network device of this machine has: give link_host an "
                     "address that one has"

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import fcntl
 import logging
 import os
 import platform
 import re
 import socket as net
 import stat
-import struct
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Final
 
+from wavepp.stage.devices import local_addresses
+
 _log = logging.getLogger(__name__)
 
-_SIOCGIFCONF: Final = 0x8912
-_IFREQ: Final = struct.Struct("16s4x4s16x")  # name, IPv4 address
-_IFCONF: Final = struct.Struct("@iP")  # bytes, pointer
-_ADDRESSES_MAX: Final = 1024
 _EPOLL_CTL_ADD: Final = 1
 _EPOLL_TARGET: Final = re.compile(r"tfd:\s*(\d+) events:\s*([0-9a-f]+) data:\s*([0-9a-f]+)")
 
@@ -35,29 +31,16 @@ async def ipv4_addresses(host: str) -> list[IPv4Address]:
 async def devices_of(host: str) -> tuple[str, ...]:
     """The network devices of this machine that have the IPv4 addresses of `host`; none when they are not its own."""
     try:
-        wanted = await ipv4_addresses(host)
-        own = own_addresses()
+        wanted = {str(address) for address in await ipv4_addresses(host)}
     except OSError:
         return ()
-    found: dict[str, IPv4Address] = {}
-    for name, address in own:
-        if address in wanted:
-            found.setdefault(name, address)
+    own = {address: device for address, device in local_addresses().items() if ":" not in address}
+    found = {device.name: address for address, device in own.items() if address in wanted}
     for name, address in found.items():
-        first = next(each for device, each in own if device == name)
-        if first != address:
+        first = next(each for each, device in own.items() if device.name == name)
+        if first not in wanted:
             _log.warning("UCX receives at %s, the first address of %s, beside %s", first, name, address)
     return tuple(found)
-
-
-def own_addresses() -> list[tuple[str, IPv4Address]]:
-    """The network devices of this machine and their IPv4 addresses, a device's first one first. Raises OSError."""
-    buffer = ctypes.create_string_buffer(_IFREQ.size * _ADDRESSES_MAX)
-    with net.socket(net.AF_INET, net.SOCK_DGRAM) as asked:
-        answer = fcntl.ioctl(asked, _SIOCGIFCONF, _IFCONF.pack(len(buffer), ctypes.addressof(buffer)))
-    nbytes, _ = _IFCONF.unpack(answer)
-    found = _IFREQ.iter_unpack(buffer.raw[:nbytes])
-    return [(name.rstrip(b"\0").decode(), IPv4Address(address)) for name, address in found]
 
 
 def replace_listener(port: int, own: net.socket) -> None:
