@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,13 +47,6 @@ def is_info(line: str) -> bool:
         return False
 
 
-@pytest.fixture
-def taken_port() -> Iterator[int]:
-    """A port where somebody else listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield int(listener.getsockname()[1])
-
-
 def service_arguments(service: str, model: str) -> tuple[str, ...]:
     return (*STAGE, "--model", model) if service == "stage" else ()
 
@@ -67,30 +62,42 @@ def test_etcd_that_cannot_be_reached(service: str, profile: str) -> None:
     assert nobody in line
 
 
-@pytest.mark.parametrize("service", ["router", "directory", "stage"])
-def test_a_port_that_is_taken(service: str, profile: str, mesh: LocalCluster, taken_port: int) -> None:
-    arguments = (*service_arguments(service, profile), "--pipeline", "other", "--bind-port", str(taken_port))
-    code, line = start(service, *arguments, "--etcd-endpoints", mesh.etcd_endpoints)
+TAKEN = (
+    ("router", "--bind-port"),
+    ("router", "--metrics-port"),
+    ("directory", "--bind-port"),
+    ("directory", "--metrics-port"),
+    ("stage", "--bind-port"),
+    ("stage", "--metrics-port"),
+    ("stage", "--link-port"),
+)
+
+
+@pytest.fixture(scope="module")
+def refusals(profile: str, mesh: LocalCluster) -> Iterator[tuple[int, dict[tuple[str, str], tuple[int, str]]]]:
+    """A port where somebody else listens, and how processes end that are to have it. Each waits for it, so all at once."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(len(TAKEN)) as threads:
+        port = int(listener.getsockname()[1])
+
+        def refused(case: tuple[str, str]) -> tuple[int, str]:
+            service, flag = case
+            stage = ("--stage", "1", "--stages", "2", "--model", profile, "--link", "socket")
+            arguments = (*(stage if service == "stage" else ()), "--pipeline", "other", flag, str(port))
+            return start(service, *arguments, "--etcd-endpoints", mesh.etcd_endpoints)
+
+        yield port, dict(zip(TAKEN, threads.map(refused, TAKEN), strict=True))
+
+
+@pytest.mark.parametrize(("service", "flag"), TAKEN)
+def test_a_port_that_is_taken(
+    refusals: tuple[int, dict[tuple[str, str], tuple[int, str]]], service: str, flag: str
+) -> None:
+    port, ends = refusals
+    code, line = ends[service, flag]
     assert code == 1
-    assert line.startswith(f"wavepp.{service}: ")
-    assert f"127.0.0.1:{taken_port}" in line
+    assert line.startswith(f"wavepp.{service}: cannot listen on 127.0.0.1:{port}: ")
     assert "in use" in line
-
-
-@pytest.mark.parametrize("service", ["router", "directory", "stage"])
-def test_a_metrics_port_that_is_taken(service: str, profile: str, mesh: LocalCluster, taken_port: int) -> None:
-    arguments = (*service_arguments(service, profile), "--pipeline", "other", "--metrics-port", str(taken_port))
-    code, line = start(service, *arguments, "--etcd-endpoints", mesh.etcd_endpoints)
-    assert code == 1
-    assert line.startswith(f"wavepp.{service}: ")
-    assert str(taken_port) in line
-
-
-def test_a_port_for_links_that_is_taken(profile: str, mesh: LocalCluster, taken_port: int) -> None:
-    arguments = ("--stage", "1", "--stages", "2", "--model", profile, "--pipeline", "other", "--link", "socket")
-    code, line = start("stage", *arguments, "--etcd-endpoints", mesh.etcd_endpoints, "--link-port", str(taken_port))
-    assert code == 1
-    assert str(taken_port) in line
+    assert f"(process {os.getpid()}, " in line, "who has it"
 
 
 def test_a_stage_that_runs_already(profile: str, mesh: LocalCluster) -> None:
