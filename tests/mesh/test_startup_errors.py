@@ -75,7 +75,7 @@ TAKEN = (
 
 @pytest.fixture(scope="module")
 def refusals(profile: str, mesh: LocalCluster) -> Iterator[tuple[int, dict[tuple[str, str], tuple[int, str]]]]:
-    """A port where somebody else listens, and how processes end that are to have it. Each waits for it, so all at once."""
+    """A port where somebody else listens, and how processes end that are to have it. They wait for it: all at once."""
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(len(TAKEN)) as threads:
         port = int(listener.getsockname()[1])
 
