@@ -44,10 +44,10 @@ def model_path(given: Path | None) -> Path:
     return given or fetch_model(SMOLLM2, HOME / "models", lambda step: print(f"model: {step}"))
 
 
-def emulated(directory: Path, stages: int, token_us: float) -> str:
+def emulated(directory: Path, stages: int, token_us: float, **model: int) -> str:
     """The name of an emulated model whose steps take `token_us` a token on each stage, whatever the number of stages.
 
-    With 0 steps take no time to speak of: what is left is the mesh itself.
+    With 0 steps take no time to speak of: what is left is the mesh itself. `model`: what it is to have otherwise.
     """
     path = directory / f"emulated-{stages}-{token_us:g}.json"
     small = load_profile("small")
@@ -59,7 +59,7 @@ def emulated(directory: Path, stages: int, token_us: float) -> str:
         # Tokens must cost something in a profile.
         "token_us": token_us or 1e-6,
         "pair_ps": 0.0,
-        "model": small.emulated().model_copy(update={"layers": stages, "vocab_size": VOCABULARY}),
+        "model": small.emulated().model_copy(update={"layers": stages, "vocab_size": VOCABULARY, **model}),
     }
     path.write_text(small.model_copy(update=changes).model_dump_json())
     return f"emulated:{path}"

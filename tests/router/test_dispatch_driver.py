@@ -12,12 +12,13 @@ from wavepp.core.directory.reuse_endpoint import ReuseExplanation
 from wavepp.core.ids import GrantId, PipelineEpoch, RequestId
 from wavepp.core.keys import Namespace, prefix_keys, root_key
 from wavepp.core.router import events as router_ev
-from wavepp.core.router.dispatcher import Dispatcher, DispatchLimits
+from wavepp.core.router.dispatcher import Dispatcher, DispatchLimits, DuplicateRequestError
 from wavepp.core.router.requests import FailureKind, NewRequest
 from wavepp.core.tokens import encode_tokens
 from wavepp.core.waves.planner import WavePlanner
 from wavepp.core.waves.policies import StaticPolicy
 from wavepp.core.waves.types import PlannerConfig
+from wavepp.router import dispatch_driver
 from wavepp.router.dispatch_driver import DispatchDriver, Sinks
 from wavepp.router.errors import StoppedError
 from wavepp.router.timeline import Timeline
@@ -80,3 +81,26 @@ async def test_waves_that_follow_a_long_wait_have_their_time() -> None:
     driven.grant()
     assert driven.to_stage0, "a wave is in flight"
     assert driven.driver.stalled_s < 250.0
+
+
+async def test_who_sends_a_cancelled_request_again_waits_until_its_id_is_free() -> None:
+    driven = Driven()
+    call = driven.driver.submit(driven.request("again"), traced=False)
+    waiting = asyncio.ensure_future(driven.driver.until_free(RequestId("again")))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    driven.driver.stop(call, FailureKind.CANCELLED, "the client is gone")
+    async with asyncio.timeout(10.0):
+        await waiting
+    driven.driver.submit(driven.request("again"), traced=False)
+
+
+async def test_an_id_that_stays_in_use_is_refused_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch_driver, "ID_WAIT_S", 0.01)
+    driven = Driven()
+    await driven.driver.until_free(RequestId("free"))
+    driven.driver.submit(driven.request("used"), traced=False)
+    async with asyncio.timeout(10.0):
+        await driven.driver.until_free(RequestId("used"))
+    with pytest.raises(DuplicateRequestError):
+        driven.driver.submit(driven.request("used"), traced=False)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from wavepp.core.errors import InvalidInputError
 from wavepp.infra.leader import Leader
 from wavepp.infra.telemetry import TracingOptions, setup_telemetry
 from wavepp.router import front_door
@@ -22,7 +23,13 @@ from wavepp.v1 import prefill_pb2
 
 
 class Context:
-    """Of a call without metadata and deadline."""
+    """Of a call without metadata and deadline; keeps what is written."""
+
+    def __init__(self) -> None:
+        self.events: list[prefill_pb2.PrefillEvent] = []
+
+    async def write(self, event: prefill_pb2.PrefillEvent) -> None:
+        self.events.append(event)
 
     def invocation_metadata(self) -> tuple[()]:
         return ()
@@ -31,11 +38,18 @@ class Context:
         return None
 
 
+class Driver:
+    """Knows of no request."""
+
+    async def until_free(self, _request: str) -> None:
+        """At once."""
+
+
 class Door:
     """A servicer whose validator takes a while: `meanwhile` happens in it."""
 
     def __init__(self) -> None:
-        self.drivers: list[Any] = [object()]
+        self.drivers: list[Any] = [Driver()]
         leadership = SimpleNamespace(
             require_validator=lambda: (self, self.drivers[-1]), config=RouterConfig(), leading=True
         )
@@ -43,8 +57,9 @@ class Door:
         self.servicer = PrefillServicer(cast(Leadership, leadership), cast(Relay, None), tracing)
         self.meanwhile = self.servicer.drain
 
-    async def admit(self, _message: prefill_pb2.PrefillRequest, _traceparent: str) -> None:
+    async def admit(self, message: prefill_pb2.PrefillRequest, _traceparent: str) -> Any:
         self.meanwhile()
+        return SimpleNamespace(request=message.request_id)
 
 
 async def test_a_request_that_is_read_when_the_router_begins_to_stop_is_refused() -> None:
@@ -55,7 +70,7 @@ async def test_a_request_that_is_read_when_the_router_begins_to_stop_is_refused(
 
 async def test_a_request_that_is_read_when_the_stages_are_replaced_does_not_go_to_the_old_driver() -> None:
     door = Door()
-    door.meanwhile = lambda: door.drivers.append(object())
+    door.meanwhile = lambda: door.drivers.append(Driver())
     with pytest.raises(NotServingError, match="replaced"):
         await door.servicer.Prefill(prefill_pb2.PrefillRequest(), cast(Any, Context()))
 
@@ -108,7 +123,9 @@ def standing_by(relay: object) -> PrefillServicer:
 async def test_an_answer_whose_leader_died_before_its_last_word_is_ended_by_the_next() -> None:
     relay = Moving()
     request = prefill_pb2.PrefillRequest(text="a", max_tokens=2)
-    events = [event async for event in standing_by(relay).PrefillStream(request, cast(Any, Context()))]
+    context = Context()
+    await standing_by(relay).PrefillStream(request, cast(Any, context))
+    events = context.events
     assert [event.token.token_id for event in events[:-1]] == [5, 6], "each once"
     assert list(events[-1].done.token_ids) == [5, 6]
     assert len(relay.asked) == 2
@@ -128,4 +145,10 @@ async def test_a_leader_that_takes_nothing_is_not_asked_for_ever(monkeypatch: py
     monkeypatch.setattr(front_door, "LEADER_WAIT_LEASES", 0)
     request = prefill_pb2.PrefillRequest(text="a", max_tokens=2)
     with pytest.raises(MovedError, match="it died"):
+        await standing_by(Moving()).Prefill(request, cast(Any, Context()))
+
+
+async def test_more_tokens_than_any_request_may_have_are_refused_before_they_are_read() -> None:
+    request = prefill_pb2.PrefillRequest(text="a", generated=tokens(*range(RouterConfig().output_tokens_max + 1)))
+    with pytest.raises(InvalidInputError, match="generated already"):
         await standing_by(Moving()).Prefill(request, cast(Any, Context()))

@@ -1,15 +1,23 @@
-"""Text of tokens as they come, against the text of all of them at once."""
+"""Text to tokens; and the text of tokens as they come, against that of all of them at once."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from wavepp.core.errors import InvalidInputError
+from wavepp.core.limits import TOKEN_BYTES
+from wavepp.core.tokens import decode_tokens
+from wavepp.router.token_bytes_bound import NFC_SHRINKS_MAX, token_bytes_max
 from wavepp.router.tokenizer import HELD_TOKENS_MAX, UNREADABLE, StreamDecoder, TextCodec
 
 UNKNOWN = 100_000
@@ -170,3 +178,100 @@ def test_tokens_without_text_do_not_make_later_ones_dearer(name: str, token: str
         work.append(kind.codec.decoded)
     assert work[-1] <= work[0] * 1.1
     assert work[-1] <= 1000 * 4 * HELD_TOKENS_MAX
+
+
+# ---- text to tokens ----
+
+
+def nfc() -> Tokenizer:
+    """As Qwen has it."""
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [byte_level, nfc])
+@settings(deadline=None)
+@given(text=st.text())
+def test_a_token_is_never_more_bytes_than_the_bound_says(make: Callable[[], Tokenizer], text: str) -> None:
+    tokenizer = make()
+    tokenizer.add_special_tokens(["<s>"])
+    most = token_bytes_max(tokenizer)
+    assert most is not None
+    assert len(text.encode()) <= most * len(tokenizer.encode(text).ids)
+
+
+def test_the_bound_is_that_of_the_longest_token() -> None:
+    tokenizer = byte_level()
+    assert token_bytes_max(tokenizer) == 2
+    tokenizer.add_special_tokens(["<an_end>"])
+    assert token_bytes_max(tokenizer) == 8
+
+
+def test_no_text_shrinks_more_than_the_bound_says_when_it_is_normalized() -> None:
+    """Of each character, the longest of all that are equal to it: by its parts, each of them as long as it can be."""
+    longest: dict[str, int] = {}
+    for code in range(sys.maxunicode + 1):
+        parts = unicodedata.normalize("NFD", chr(code))
+        if len(parts) == 1 and not 0xD800 <= code < 0xE000:
+            longest[parts] = max(longest.get(parts, 0), len(chr(code).encode()))
+    for code in range(sys.maxunicode + 1):
+        whole = chr(code)
+        if not 0xD800 <= code < 0xE000 and unicodedata.is_normalized("NFC", whole):
+            parts = unicodedata.normalize("NFD", whole)
+            assert sum(longest[part] for part in parts) <= NFC_SHRINKS_MAX * len(whole.encode()), hex(code)
+
+
+def without_a_bound() -> Iterator[Tokenizer]:
+    """Tokenizers that make few tokens of texts of any length."""
+    yield from (make() for make in (byte_fallback, llama, metaspace, word_piece))
+    swallows = byte_level()
+    swallows.add_tokens([AddedToken("<s>", rstrip=True)])
+    yield swallows
+    removes = byte_level()
+    removes.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    yield removes
+    strips = byte_level()
+    strips.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])
+    yield strips
+    knows_little = Tokenizer(models.BPE({"a": 0}, []))
+    knows_little.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    yield knows_little
+
+
+def test_where_a_token_may_be_of_any_length_nothing_is_refused_by_its_bytes() -> None:
+    assert [token_bytes_max(tokenizer) for tokenizer in without_a_bound()] == [None] * 8
+
+
+async def test_a_text_that_must_be_too_long_is_refused_unencoded(kinds: dict[str, Kind]) -> None:
+    codec = kinds["byte_level"].codec
+    assert len(await codec.encode("a" * 30, chat=False, tokens_max=10)) == 30 * TOKEN_BYTES, "it could have fitted"
+    with pytest.raises(InvalidInputError, match="more than 10 tokens, the limit: a token of this model is at most 3"):
+        await codec.encode("a" * 31, chat=False, tokens_max=10)
+
+
+@pytest.mark.parametrize("size", [10, 10_000], ids=["at once", "in a thread"])
+async def test_text_is_encoded_whole_and_alone_whatever_the_file_says(tmp_path: Path, size: int) -> None:
+    """Some files would have prompts cut, or filled up."""
+    tokenizer = byte_level()
+    plain = tokenizer.encode("he a" * size).ids
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=100_000)
+    codec = Kind(tmp_path / "cuts", tokenizer).codec
+    assert decode_tokens(await codec.encode("he a" * size, chat=False, tokens_max=1_000_000)) == plain
+
+
+async def test_a_long_text_does_not_stop_the_event_loop(kinds: dict[str, Kind]) -> None:
+    """With the interpreter kept, the longest pause would be as long as the encoding."""
+    loop = asyncio.get_running_loop()
+    began = last = loop.time()
+    longest_s = 0.0
+    encoding = asyncio.ensure_future(
+        kinds["byte_level"].codec.encode("a he " * 400_000, chat=False, tokens_max=1 << 22)
+    )
+    while not encoding.done():
+        await asyncio.wait({encoding}, timeout=0.001)
+        longest_s, last = max(longest_s, loop.time() - last), loop.time()
+    assert longest_s < (last - began) / 2

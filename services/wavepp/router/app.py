@@ -25,6 +25,7 @@ from wavepp.router.front_door import PrefillServicer
 from wavepp.router.leadership import Leadership
 from wavepp.router.metrics import export_metrics
 from wavepp.router.relay import Relay
+from wavepp.router.request_size import check_request
 from wavepp.router.tokenizer import TextCodec
 from wavepp.router.tracing import Tracing
 from wavepp.v1 import prefill_pb2_grpc
@@ -44,7 +45,7 @@ async def run_router(config: RouterConfig, stop: asyncio.Event) -> None:
     metrics = Metrics()
     telemetry = setup_telemetry("wavepp-router", config.tracing(pipeline=config.pipeline))
     tracing = Tracing(telemetry)
-    server = RpcServer(errors=STATUS, instance=instance)
+    server = RpcServer(errors=STATUS, instance=instance, check=check_request)
     try:
         async with TaskOwner(stop) as tasks, server:
             if not await await_etcd(client, config.etcd_wait_s, stop):

@@ -6,12 +6,14 @@ Everything runs on the event loop; nothing awaits between an event and its instr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from wavepp.codec import admission, control
+from wavepp.core.errors import WaveppError
 from wavepp.core.ids import RequestId
 from wavepp.core.limits import TOKEN_BYTES
 from wavepp.core.router import events as router_ev
@@ -26,6 +28,7 @@ from wavepp.v1 import directory_pb2, stage_pb2
 
 STEP_UNLEARNED_MS: Final = 60_000.0
 """For a step that is larger than all of late, or the first, as the router waits for it."""
+ID_WAIT_S: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -64,6 +67,15 @@ class DispatchDriver:
         self._calls[new.request] = call
         self.apply(router_ev.Submit(new))
         return call
+
+    async def until_free(self, request: RequestId) -> None:
+        """Wait a moment for a request of this id to end. Who cancels a call and sends it again may find it running:
+        the new call can overtake the word that the old one is cancelled.
+        """
+        if (call := self._calls.get(request)) is not None:
+            with contextlib.suppress(TimeoutError, WaveppError):
+                async with asyncio.timeout(ID_WAIT_S):
+                    await call.result()
 
     def stop(self, call: Call, kind: FailureKind, message: str) -> None:
         """The client is gone, or its deadline passed. Nothing when the request has ended, whoever has its id now."""

@@ -41,6 +41,10 @@ class StoppedError(WaveppError):
     """The request was cancelled."""
 
 
+class UnreadError(WaveppError):
+    """The client does not read its answer."""
+
+
 class PipelineError(WaveppError):
     """The pipeline broke more often than a request is tried."""
 
@@ -59,6 +63,7 @@ STATUS: Final[ErrorTable] = {
     MovedError: ErrorStatus(grpc.StatusCode.UNAVAILABLE, 500),
     NotLeadingError: ErrorStatus(NOT_LEADING),
     DeadlineError: ErrorStatus(grpc.StatusCode.DEADLINE_EXCEEDED),
+    UnreadError: ErrorStatus(grpc.StatusCode.DEADLINE_EXCEEDED),
     StoppedError: ErrorStatus(grpc.StatusCode.CANCELLED),
     PipelineError: ErrorStatus(grpc.StatusCode.UNAVAILABLE, 1000),
     RequestFailedError: ErrorStatus(grpc.StatusCode.INTERNAL),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 import grpc
 
-from wavepp.core.errors import InvariantError
+from wavepp.core.errors import InvalidInputError, InvariantError
 from wavepp.core.limits import MESSAGE_BYTES_MAX, TOKEN_BYTES
 from wavepp.core.router.requests import FailureKind
 from wavepp.infra.backoff import Backoff
@@ -24,6 +24,7 @@ from wavepp.router.request_validator import RequestValidator
 from wavepp.router.response import prefill_response, prefill_token
 from wavepp.router.tokenizer import StreamDecoder
 from wavepp.router.tracing import RequestTrace, Tracing
+from wavepp.router.unread import write_in_time
 from wavepp.v1 import prefill_pb2, prefill_pb2_grpc
 
 TRACEPARENT: Final = "traceparent"
@@ -71,15 +72,15 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
                     return event.done
         raise InvariantError("an answer ended without its last event")
 
-    async def PrefillStream(  # noqa: N802 - the generated name
+    async def PrefillStream(  # type: ignore[override]  # noqa: N802 - the generated name; writes instead of yielding
         self,
         request: prefill_pb2.PrefillRequest,
         context: grpc.aio.ServicerContext[prefill_pb2.PrefillRequest, prefill_pb2.PrefillEvent],
-    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+    ) -> None:
         """Each token as it is chosen, then the answer as `Prefill` gives it."""
         async with contextlib.aclosing(self._answer(request, context, stream=True)) as events:
             async for event in events:
-                yield event
+                await write_in_time(context, event)
 
     async def GetModelInfo(  # noqa: N802 - the generated name
         self,
@@ -138,6 +139,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
     ) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
         """The request's events, from this router or from the one that leads, and on from another one when it moves."""
         forwarded = is_forwarded(context)
+        if len(request.generated) > self._leadership.config.output_tokens_max:
+            raise InvalidInputError(
+                f"{len(request.generated)} tokens are generated already; the output budget is at most "
+                f"{self._leadership.config.output_tokens_max}"
+            )
         given = list(request.generated)
         backoff = Backoff(RELAY_PAUSE_S)
         ends = self._ends(context)
@@ -241,6 +247,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         if time.monotonic() >= ends:
             raise DeadlineError("the deadline had passed when the request arrived")
         new = await validator.admit(message, trace.traceparent)
+        await driver.until_free(new.request)
         # A long prompt takes its time at the door, and the door may have been shut meanwhile.
         if self._open()[1] is not driver:
             raise NotServingError("the stages were replaced by others; send the request again")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar
 
@@ -25,6 +25,7 @@ from wavepp.core.router.requests import NewRequest
 from wavepp.core.waves.types import ChosenToken
 from wavepp.router.errors import NeverFitsError, UnknownNameError
 from wavepp.router.response import chosen_token
+from wavepp.router.token_ids import TokenArray, token_array
 from wavepp.router.tokenizer import TextCodec
 from wavepp.v1 import prefill_pb2, types_pb2
 
@@ -33,7 +34,6 @@ T = TypeVar("T")
 
 ON_LOOP_TOKENS_MAX: Final = 8192
 """Prompts up to this length are checked and hashed on the event loop (well below a millisecond)."""
-ON_LOOP_TEXT_CHARS_MAX: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,7 @@ class RequestValidator:
         if not text:
             raise InvalidInputError("the prompt is empty; give at least one token")
         _check_bytes("text", text, TEXT_BYTES_MAX)
-        encode = self.codec.encode_chat if chat else self.codec.encode
-        tokens = await _off_loop(len(text) > ON_LOOP_TEXT_CHARS_MAX, encode, text)
+        tokens = await self.codec.encode(text, chat=chat, tokens_max=self.model.prompt_tokens_max)
         self._check_prompt_length(len(tokens) // TOKEN_BYTES)
         return tokens
 
@@ -168,14 +167,14 @@ class RequestValidator:
                 f"the prompt has {count} tokens, at most {self.model.prompt_tokens_max}; shorten it"
             )
 
-    def _checked_ids(self, ids: Iterable[int]) -> bytes:
-        return self._check_ids(np.fromiter(ids, dtype=np.uint32))
+    def _checked_ids(self, ids: Sequence[int]) -> bytes:
+        return self._check_ids(token_array(ids))
 
     def _checked_bytes(self, raw: bytes) -> bytes:
         self._check_ids(np.frombuffer(raw, dtype="<u4"))
         return raw
 
-    def _check_ids(self, ids: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> bytes:
+    def _check_ids(self, ids: TokenArray) -> bytes:
         largest = int(ids.max())
         if largest >= self.model.vocab_size:
             at = int(np.argmax(ids >= self.model.vocab_size))

@@ -11,18 +11,22 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from wavepp.core.errors import InvalidInputError
-from wavepp.core.tokens import encode_tokens
 from wavepp.infra.errors import StartupError
+from wavepp.router.encoding_threads import EncodingThreads
+from wavepp.router.token_bytes_bound import token_bytes_max
+from wavepp.router.token_ids import token_array
 
 UNREADABLE: Final = "\N{REPLACEMENT CHARACTER}"
 """What decoders give for bytes that are no character, or not yet."""
+AT_ONCE_CHARS_MAX: Final = 512
+"""Texts up to this length are encoded on the event loop (below a millisecond)."""
 HELD_TOKENS_MAX: Final = 16
 """So many tokens wait for the end of a character. It has at most 4 bytes, so no more than 4 tokens that are not skipped
 are waited for with reason."""
 
 
 class TextCodec:
-    """A checkpoint's tokenizer. Thread-safe; `encode` may take long for long texts, so call it off the event loop."""
+    """A checkpoint's tokenizer. Belongs to one event loop."""
 
     def __init__(self, directory: Path) -> None:
         """Raises StartupError, naming the file, when a part of the tokenizer is missing or damaged."""
@@ -31,6 +35,11 @@ class TextCodec:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:
             raise StartupError(f"cannot load tokenizer {path}: {error}") from error
+        # A prompt is what the client sent: never cut to a length that the file says, and never filled up to one.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._token_bytes_max = token_bytes_max(self._tokenizer)
+        self._threads = EncodingThreads()
         settings = _read_json(directory / "tokenizer_config.json")
         template = settings.get("chat_template")
         template_file = directory / "chat_template.jinja"
@@ -48,21 +57,37 @@ class TextCodec:
             except TemplateError as error:
                 raise StartupError(f"chat template of {directory}: {error}") from error
 
-    def encode(self, text: str) -> bytes:
-        """Token bytes of plain text."""
-        return encode_tokens(self._tokenizer.encode(text).ids)
+    async def encode(self, text: str, *, chat: bool, tokens_max: int) -> bytes:
+        """Token bytes of plain text, or (`chat`) of `text` as one user message.
 
-    def encode_chat(self, text: str) -> bytes:
-        """Token bytes of `text` as one user message. Raises InvalidInputError when the model has no chat template."""
+        Raises InvalidInputError when the model has no chat template, or when so long a text must have more than
+        `tokens_max` tokens; others may have more, too. Raises QueueFullError when too much text is being encoded.
+        """
+        if len(text) <= AT_ONCE_CHARS_MAX:
+            return self._encode(text, chat, tokens_max)
+        return await self._threads.run(len(text.encode()), self._encode, text, chat, tokens_max)
+
+    def _encode(self, text: str, chat: bool, tokens_max: int) -> bytes:
+        prompt = self._as_message(text) if chat else text
+        size = len(prompt.encode())
+        if self._token_bytes_max is not None and size > tokens_max * self._token_bytes_max:
+            raise InvalidInputError(
+                f"the prompt has {size} bytes, which is more than {tokens_max} tokens, the limit: a token of this "
+                f"model is at most {self._token_bytes_max} bytes; shorten it"
+            )
+        # The batch call releases the interpreter, `encode` does not: a long text would stop everything else.
+        [encoding] = self._tokenizer.encode_batch_fast([prompt], add_special_tokens=not chat)
+        return token_array(encoding.ids).tobytes()
+
+    def _as_message(self, text: str) -> str:
         if self._template is None:
             raise InvalidInputError("this model has no chat template; send the text without chat, as it is")
         try:
-            prompt = self._template.render(
+            return self._template.render(
                 messages=[{"role": "user", "content": text}], add_generation_prompt=True, **self._variables
             )
         except TemplateError as error:
             raise InvalidInputError(f"the chat template refused the text: {error}") from error
-        return encode_tokens(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
 
     def decode(self, tokens: list[int]) -> str:
         """Text of tokens, without special tokens."""

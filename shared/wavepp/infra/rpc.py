@@ -14,7 +14,7 @@ from wavepp.core.limits import MESSAGE_BYTES_MAX
 from wavepp.infra.addresses import join_host_port
 from wavepp.infra.errors import StartupError
 from wavepp.infra.ports import check_port
-from wavepp.infra.rpc_errors import ErrorInterceptor, ErrorTable
+from wavepp.infra.rpc_errors import Check, ErrorInterceptor, ErrorTable
 
 S = TypeVar("S")
 
@@ -74,15 +74,21 @@ class RpcServer:
     under the name LIVENESS, as soon as it answers.
 
     `errors` adds a service's own errors to the table that maps errors to statuses. `instance` is this process' own
-    name for the health service: who asks under it is told nothing about another process at the same address.
+    name for the health service: who asks under it is told nothing about another process at the same address. `check`
+    sees each single request before it is decoded, and raises what is wrong with it.
     As `async with server` it is stopped at the end, whether or not it was started.
     """
 
     def __init__(
-        self, *, errors: ErrorTable | None = None, rpcs_max: int = RPCS_MAX, instance: str | None = None
+        self,
+        *,
+        errors: ErrorTable | None = None,
+        rpcs_max: int = RPCS_MAX,
+        instance: str | None = None,
+        check: Check | None = None,
     ) -> None:
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(errors)], options=SERVER_OPTIONS, maximum_concurrent_rpcs=rpcs_max
+            interceptors=[ErrorInterceptor(errors, check)], options=SERVER_OPTIONS, maximum_concurrent_rpcs=rpcs_max
         )
         self._names: list[str] = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._unlisted = ("",) if instance is None else ("", instance)

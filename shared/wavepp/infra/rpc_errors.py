@@ -39,6 +39,7 @@ class ErrorStatus:
 
 
 ErrorTable = Mapping[type[BaseException], ErrorStatus]
+Check = Callable[[bytes], None]
 _Decode = Callable[[Any], Any]
 
 SUPERSEDED: Final = grpc.StatusCode.PERMISSION_DENIED
@@ -87,8 +88,9 @@ def retry_after_ms(error: grpc.aio.AioRpcError) -> int | None:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Ends each call whose handler raised with the status that the table gives, and logs what is a fault of ours."""
 
-    def __init__(self, errors: ErrorTable | None = None) -> None:
+    def __init__(self, errors: ErrorTable | None = None, check: Check | None = None) -> None:
         self._table: ErrorTable = {**ERROR_STATUS, **(errors or {})}
+        self._check = check
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: Any
@@ -99,7 +101,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return None
         build, inner = _kind(handler)
         method = handler_call_details.method
-        decode, left_to_grpc = _decoder(handler)
+        decode, left_to_grpc = _decoder(handler, self._check)
         if inspect.isasyncgenfunction(inner):
             guarded: Any = self._guard_generator(inner, decode, method)
         elif inspect.iscoroutinefunction(inner):
@@ -152,7 +154,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         raise AssertionError("abort returned")
 
 
-def _decoder(handler: Any) -> tuple[_Decode, Any]:
+def _decoder(handler: Any, check: Check | None) -> tuple[_Decode, Any]:
     """What turns a call's request into a message, and what is left to gRPC.
 
     gRPC ends a call whose message it cannot decode with UNKNOWN and the words of a Python exception, so single
@@ -162,6 +164,8 @@ def _decoder(handler: Any) -> tuple[_Decode, Any]:
         return (lambda request: request), handler.request_deserializer
 
     def decode(request: bytes) -> Any:
+        if check is not None:
+            check(request)
         try:
             return handler.request_deserializer(request)
         except DecodeError as error:
